@@ -28,7 +28,7 @@ file_add(Compiled *c, size_t *cap, Arena *a, const char *path, const char *text,
 	c->file[c->n_file++] = (ArtifactFile){ path, text, size };
 }
 
-/* Move the buffer's text into the arena and clear the buffer. */
+/* Copy the buffer's text into the arena and clear the buffer. */
 static const char *
 take_text(Arena *a, Strbuf *b, size_t *size)
 {
@@ -63,8 +63,8 @@ add_files(Compiled *c, const Graph *g, const Selection *sel, CompileWork *w)
 	file_add(c, &cap, a, arena_printf(a, "plan-%s%s.json", c->plan->target, of), json, size);
 	for (int i = 0; i < sel->n_kernel; i++) {
 		const Kernel *k = sel->kernel[i];
-		/* matmul files per weight type are the same in all artifacts, so they have no
-		 * comment */
+		/* files of matmul functions per weight type are the same in all artifacts, so they
+		 * get no comment about a model */
 		if (k->row.n_arg)
 			emit_comment(g, sel, c->plan, i, w->text);
 		strbuf_puts(w->text, k->text);

@@ -7,7 +7,8 @@
 
 typedef struct ArtifactFile {
 	const char
-	    /* e.g. "plan-cpu-v3.json", "kernels/head.1f3a9c.c", "kernels/common/llmc_step.h" */
+	    /* for example "plan-cpu-v3.json", "kernels/head.1f3a9c.c",
+	     * "kernels/common/llmc_step.h" */
 	    *path;
 	const char *text;
 	size_t size;
@@ -21,19 +22,19 @@ typedef struct Compiled {
 	const char *plan_text; /* contents of plan-<target>.txt */
 } Compiled;
 
-/* Compile for a target of plan/target.h. dump (may be NULL): one of spec graph shard fuse order
- * plan, written to dump_out. With several ranks, compiles the first. NULL if d has errors. Warnings
- * (an op without a tuned kernel) go to d. */
+/* Compile for a target of plan/target.h. dump: NULL, or one of spec graph shard fuse order plan,
+ * which is written to dump_out. If the model has several ranks, the first is compiled. Returns NULL
+ * if d has errors. Warnings (for example an op without a tuned kernel) go to d. */
 Compiled *compile_spec(const Spec *s, const char *target, const char *dump, Strbuf *dump_out,
                        Diag *d, Arena *perm);
-/* The same for one rank (0 <= rank < s->tp * s->pp). fuse false: no fusion, so that a probe can see
- * every op's input as a value. */
+/* Like compile_spec, for one rank (0 <= rank < s->tp * s->pp). fuse false: no fusion, so that a
+ * probe can read every op's input as a value */
 Compiled *compile_rank(const Spec *s, const char *target, int rank, bool fuse, Diag *d,
                        Arena *perm);
-/* Return the number of plans of a model of one rank for a target: 2 if it is a GPU and
- * placement.cpu has a part of the model. Rank 1 is then that part, compiled for a CPU target. */
+/* Return the number of plans of a model with one rank. It is 2 if the target is a GPU and
+ * placement.cpu has a part of the model; rank 1 is then this part, compiled for a CPU target. */
 int compile_partitions(const Spec *s, const char *target, int rank);
-/* Write the files of several targets into dir; no file is left half-written. */
+/* Write the files of several targets into dir. On failure no file is left incomplete. */
 llmc_status artifact_write(const Compiled *const *c, size_t n, const char *dir, llmc_error *err);
 
 #endif

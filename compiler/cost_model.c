@@ -3,8 +3,8 @@
 #include <ctype.h>
 #include <string.h>
 
-/* Shares that good kernels reach: memory-bound kernels read at 90-97 % of the data sheet's
- * bandwidth, large GEMMs run at 70-80 % of peak. */
+/* Shares of peak that good kernels reach. Memory-bound kernels read at 90-97 % of the data sheet's
+ * bandwidth; large GEMMs run at 70-80 % of peak. */
 static const double READ_SHARE = 0.90, MMA_SHARE = 0.75;
 
 typedef enum LinkName {
@@ -80,9 +80,10 @@ is_one_of(const char *word, const char *const *list)
 	return *list != NULL;
 }
 
-/* Match a driver's device name: "NVIDIA H100 80GB HBM3" is h100, "NVIDIA GeForce RTX 4090" is
- * rtx4090, "NVIDIA RTX PRO 6000 Blackwell Server Edition" is rtx-pro-6000. An unknown word means
- * another device: 4090 Laptop GPU, 3090 Ti, H100 PCIe, A100-SXM4-40GB. */
+/* Match a device name as its driver reports it: "NVIDIA H100 80GB HBM3" is h100, "NVIDIA GeForce
+ * RTX 4090" is rtx4090, "NVIDIA RTX PRO 6000 Blackwell Server Edition" is rtx-pro-6000. If the name
+ * has an unknown word, it is another device: 4090 Laptop GPU, 3090 Ti, H100 PCIe,
+ * A100-SXM4-40GB. */
 static bool
 is_called(const Gpu *g, const char *name)
 {
@@ -118,7 +119,7 @@ gpu_find(const char *name)
 	return NULL;
 }
 
-/* Add the bytes of the cache that a step reads, for all sequences, and the operations on them, for
+/* Add the bytes of the cache that a step reads, for all sequences, and the operations on these, for
  * all rows. */
 static void
 add_attention(const Plan *p, const PlanStep *s, int phase, int64_t rows, int64_t context,
@@ -129,7 +130,7 @@ add_attention(const Plan *p, const PlanStep *s, int phase, int64_t rows, int64_t
 	if (!plan_step_cache(p, s, &position, &ops))
 		return;
 	int64_t seen = window > 0 && window < context ? window : context;
-	/* prefill rows attend to half of their chunk on average */
+	/* in prefill, a row attends to half of its chunk on average */
 	int64_t pairs = phase == 0
 	                    ? rows * seen
 	                    : rows * (window > 0 && window < context ? seen : context - rows / 2);
@@ -137,8 +138,7 @@ add_attention(const Plan *p, const PlanStep *s, int phase, int64_t rows, int64_t
 	*flops += ops * pairs;
 }
 
-/* Return whether the argument is 16-bit scratch for a library GEMM; our own kernels do not use
- * it. */
+/* Return whether the argument is 16-bit scratch that only a library GEMM uses. */
 static bool
 library_only(const Plan *p, const PlanStep *s, int arg)
 {
@@ -162,8 +162,8 @@ activation_bytes(const Plan *p, const PlanStep *s, int64_t rows)
 	return n;
 }
 
-/* Count the launches of our own kernels. Whether a library is present and faster is only known on
- * the target machine. */
+/* Count the launches of llmc's own kernels. Only on the target machine is it known whether a
+ * library is present and faster. */
 static int
 own_launches(const PlanKernel *k, int64_t rows, int64_t wanted)
 {
@@ -175,7 +175,7 @@ own_launches(const PlanKernel *k, int64_t rows, int64_t wanted)
 	return n ? n : 1;
 }
 
-/* Return the bytes that a rank reduces or gathers in a communication op; 0 for other ops. */
+/* Return the bytes that a communication op reduces or gathers on a rank; 0 for other ops. */
 static int64_t
 between_bytes(const Plan *p, const PlanStep *s, int64_t rows)
 {
@@ -225,7 +225,7 @@ gpu_host_link(const Gpu *g)
 {
 	const LinkInfo *link = (g ? g : gpu_find("rtx4090"))->link;
 
-	/* GPUs with NVLink among each other reach the host over PCIe */
+	/* GPUs that are connected by NVLink reach the host over PCIe */
 	return strncmp(link->name, "nvlink", 6) ? link
 	       : link == &links[LINK_nvlink3]   ? &links[LINK_pcie4]
 	                                        : &links[LINK_pcie5];
@@ -246,12 +246,14 @@ predict_host_bytes(const Plan *p, int64_t rows, int64_t context)
 Prediction
 predict(const Plan *p, const Gpu *gpu, int phase, int64_t rows, int64_t context)
 {
-	Prediction r = { .launches = phase == 0 ? 2 : 0 }; /* begin of the step and sampling */
+	Prediction r = {
+		.launches = phase == 0 ? 2 : 0
+	}; /* the first and the last kernel of a decode step: begin and sampling */
 	const PlanPhase *ph = &p->phase[phase];
 
 	for (int i = 0; i < ph->n_step; i++) {
 		const PlanStep *s = &ph->step[i];
-		/* gather ops process only rows with an output; in prefill, the last row */
+		/* gather ops process only rows with an output; in prefill that is the last row */
 		int64_t n = op_info[s->op].flags & OPF_GATHER && phase == 1 ? 1 : rows;
 		int64_t between = between_bytes(p, s, s->op == OP_all_gather && phase == 1 ? 1 : n);
 		if (between) {

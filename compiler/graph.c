@@ -1,4 +1,4 @@
-/* The graph as a data structure: ops are appended, changed in place by passes, and compacted at the
+/* The graph as a data structure. Ops are appended, changed in place by passes, and compacted at the
  * end of fusion. */
 #include "compiler/graph.h"
 

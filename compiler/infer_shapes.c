@@ -1,12 +1,12 @@
-/* Infer shapes and dtypes of all values from the ops that define them. */
+/* Infers shapes and dtypes of all values from the ops that define them. */
 #include "compiler/graph.h"
 
 /* Set dtype, width and rows of each op's outputs.
  *
  *   requires  topological order, complete attributes
  *   keeps     everything else
- *   effect    rows are those of the first activation read; after a gather only rows with an output
- *             remain */
+ *   effect    an output has the rows of the first activation that its op reads; after a gather only
+ *             rows with an output remain */
 void
 graph_infer(Graph *g)
 {

@@ -1,6 +1,6 @@
-/* Memory of a step: which values share memory. A slot holds buffers of one kind of extent only
- * (bytes per row, per row of logits, per thread), so its size is one multiplication for any limits,
- * and no bytes are lost to rounding. */
+/* Assigns the values of a step to memory. A slot is memory that several buffers share. All its
+ * buffers have the same kind of extent (bytes per row, per row of logits, per thread), so the size
+ * of a slot is one multiplication for any limits, and no bytes are lost to rounding. */
 #include "compiler/select_kernels.h"
 
 #include <stdlib.h>
@@ -14,8 +14,8 @@ unit_bytes(const MemBuf *b)
 
 /* ---- liveness ---- */
 
-/* Return whether the output may overwrite this input. Not if the op also reads the same value as an
- * argument that does not allow it. */
+/* Return whether the output may overwrite this input. It may not if the op also reads the same
+ * value as another argument that does not allow this. */
 static bool
 may_share(const Op *op, int arg)
 {
@@ -93,10 +93,10 @@ scratch_count(const Selection *sel)
 	return n;
 }
 
-/* Make the buffers of a value, one per phase if its type differs between the phases. Both then
- * share memory, because on GPUs a large decode batch runs some of its steps as the mixed phase does
- * (runtime/cuda/cuda_step.c). The memory is reserved in both phases. The buffer of the decode phase
- * comes first; its type is the wider one. */
+/* Make the buffers of a value: one, or one per phase if its type differs between the phases. Two
+ * buffers share memory, because on GPUs a large decode batch runs some of its steps as the mixed
+ * phase does (runtime/cuda/cuda_step.c). The memory is reserved in both phases. The buffer of the
+ * decode phase comes first; its type is the wider one. */
 static void
 value_buffers(const Graph *g, Selection *sel, int v)
 {
@@ -118,8 +118,8 @@ value_buffers(const Graph *g, Selection *sel, int v)
 	}
 }
 
-/* Make one buffer per value and per scratch argument, with the range of steps in which it lives. An
- * output that may overwrite an input whose life ends there shares its memory.
+/* Make one buffer per value and per scratch argument, with the range of steps in which it lives. If
+ * an output may overwrite an input that is not read later, both share memory.
  *
  *   requires  a complete selection */
 void
@@ -203,16 +203,18 @@ by_size(const void *a, const void *b)
 	                            : (x->at > y->at) - (x->at < y->at);
 }
 
-/* Assign slots: largest buffers first, each to the first slot of its kind without an overlapping
- * buffer. That slot is also the smallest that fits, because slots have descending sizes.
+/* Assign slots. The largest buffers come first, and each gets the first slot of its kind without an
+ * overlapping buffer. This slot is also the smallest that fits, because slots have descending
+ * sizes.
  *
- *   requires  `same` is an earlier buffer of the same extent, made before and ending where this one
- *             begins, or a buffer of the same value with a wider type */
+ *   requires  `same` is an earlier buffer of the same extent that ends where this one begins, or a
+ * buffer of the same value with a wider type */
 void
 mem_assign(Arena *a, MemBuf *buf, int n_buf, PlanExtent **slot, int *n_slot)
 {
 	MemBuf *whole =
-	    /* live ranges of root buffers, extended by all that share their memory */
+	    /* live ranges of root buffers, extended by those of all buffers that share their
+	     * memory */
 	    NEW(a, MemBuf, n_buf + 1);
 	BufferOrder *order = NEW(a, BufferOrder, n_buf + 1);
 	int *next = NEW(a, int, n_buf + 1), *head = NEW(a, int, n_buf + 1), n = 0;

@@ -1,13 +1,14 @@
-/* Select what runs each op: a template of the target that accepts it, else the reference. Equal ops
- * share one kernel. */
+/* Selects the implementation of each op: a template of the target that accepts the op, otherwise
+ * the reference. Equal ops share one kernel. */
 #include "compiler/select_kernels.h"
 
 #include <string.h>
 
 #include "templates/common/llmc_mla.h"
 
-/* Give each weight that some op multiplies by the layout of the target's kernels. On a CPU a table
- * that is only gathered stays in file order, so that it need not be read at load.
+/* Set the layouts of weights. A weight by which some op multiplies gets the layout of the target's
+ * kernels. On a CPU, a table from which ops only gather rows stays in file order, so that it need
+ * not be read at load.
  *
  *   requires  weights are built
  *   keeps     everything else */
@@ -35,8 +36,8 @@ same_pool(const PlanPool *a, const PlanPool *b)
 	       a->sinks == b->sinks && (!(a->recent || a->sinks) || (a->keep > 0) == (b->keep > 0));
 }
 
-/* Return whether a template would produce the same kernel for two ops: same attributes, same rows,
- * and weights that differ only by name. */
+/* Return whether a template would produce the same kernel for two ops. They must have the same
+ * attributes, the same rows, and weights that differ only by name. */
 static bool
 same_use(const Graph *g, const Op *a, const Op *b)
 {
@@ -115,9 +116,9 @@ kernel_for(Select *s, int i, int phase)
 	for (int m = s->n_memo[phase]; m-- > 0;)
 		if (same_use(g, s->memo[phase][m].op, op))
 			return s->memo[phase][m].kernel;
-	/* If results must not depend on the batch, decode rows use the kernels of mixed steps. The
-	 * same holds for encoders, which have no decode steps, and if latent attention is always
-	 * expanded: decode kernels are absorbed. */
+	/* Decode rows use the kernels of mixed steps in three cases: if results must not depend on
+	 * the batch; in encoders, which have no decode steps; and if latent attention always uses
+	 * the expanded form, because decode kernels use the absorbed one. */
 	bool one = templates_one_phase(s->ts, g) || op_int(op, "expand") == MLA_EXPAND_ALWAYS;
 	int as = one ? PHASE_MIXED : phase;
 	const Template *t = templates_find(s->ts, g, op, as);
@@ -144,8 +145,8 @@ warn_slow(Select *s, const Op *op, const Target *target)
 		        op_info[op->kind].name, target->name);
 }
 
-/* Do not pack matrices that only the reference reads. Embeddings keep the layout of their
- * kernel. */
+/* Do not pack matrices that only the reference reads. Embeddings keep the layout of the kernel that
+ * reads them. */
 static void
 unpack_unused(Graph *g, const Selection *sel)
 {

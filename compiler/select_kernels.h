@@ -1,5 +1,5 @@
-/* The kernel of each op and the memory of its values: filled by select_kernels.c, then
- * plan_memory.c; read by emit_plan.c and emit_text.c. */
+/* The kernel of each op and the memory of its values. select_kernels.c fills it first, then
+ * plan_memory.c; emit_plan.c and emit_text.c read it. */
 #ifndef LLMC_COMPILER_SELECT_KERNELS_H
 #define LLMC_COMPILER_SELECT_KERNELS_H
 
@@ -9,27 +9,27 @@ typedef struct Step {
 	int op;     /* index in the graph */
 	int kernel; /* index in Selection.kernel; -1: the reference */
 	int n_scratch;
-	int scratch[PLAN_MAX_SCRATCH]; /* buffers */
+	int scratch[PLAN_MAX_SCRATCH]; /* indices of buffers */
 } Step;
 
-/* A buffer that steps share. first, last: range of steps, per phase, in which its content is live;
- * -1: not used in the phase. */
+/* A buffer that steps share. first, last: per phase, range of steps in which the content is live;
+ * -1: the phase does not use the buffer */
 typedef struct MemBuf {
 	const char *id;
 	Dtype dtype;
-	PlanExtent extent; /* elements */
+	PlanExtent extent; /* number of elements */
 	int first[PHASES], last[PHASES];
-	bool alone; /* content persists between calls: its slot is not shared */
-	int kernel; /* scratch: kernel that uses it; -1: a value */
-	int same;   /* earlier buffer whose memory it shares; -1: its own */
+	bool alone; /* the content persists between calls, so no other buffer shares the slot */
+	int kernel; /* kernel that uses this scratch; -1: the buffer is a value */
+	int same;   /* earlier buffer whose memory this one shares; -1: it has its own */
 	int slot;
 } MemBuf;
 
 typedef struct Selection {
 	int n_kernel;
 	const Kernel **kernel; /* distinct kernels */
-	int *kernel_op;        /* first op that uses it */
-	int n_step;            /* ops of the graph, in both phases */
+	int *kernel_op;        /* first op that uses each kernel */
+	int n_step;            /* number of ops of the graph, in both phases */
 	Step *step[PHASES];
 	PlanPersistent persistent;
 	int n_buf;
@@ -41,18 +41,18 @@ typedef struct Selection {
 
 /* Set the layouts of all weights for the target of ts; ts NULL: file order. */
 void select_layouts(Graph *g, const Templates *ts);
-/* Select kernels, or the reference with one warning per op name (ts NULL: no warning). NULL if d
- * has errors. */
+/* Select kernels. Ops without a template get the reference, with one warning per op name (ts NULL:
+ * no warning). NULL if d has errors */
 Selection *select_steps(Graph *g, const Templates *ts, Diag *d);
 
-/* select_persistent.c: the form of decode steps; ts as above */
+/* select_persistent.c: select the form of decode steps; ts as in select_steps */
 void select_persistent(const Graph *g, const Templates *ts, Selection *sel);
 
 /* plan_memory.c */
 void mem_buffers(const Graph *g, Selection *sel); /* liveness, in-place */
 void mem_assign(Arena *a, MemBuf *buf, int n_buf, PlanExtent **slot, int *n_slot);
 /* Return in *used the bytes of all slots with this symbol and divisor, per unit of the symbol, and
- * in *bound the minimum that any assignment needs. */
+ * in *bound the minimum for any assignment of slots. */
 void mem_peak(const Selection *sel, PlanSym sym, int64_t div, int64_t *used, int64_t *bound);
 
 /* emit_prefetch.c: set the prefetches of decode steps and their budget. */
@@ -63,8 +63,8 @@ const char *
 /* "L3.attn_in" becomes "attn_in", so that equal layers have equal text */
 without_layer(const char *id);
 Plan *emit_plan(const Graph *g, const Selection *sel, const char *target);
-/* Write the plan text. fusions: log of graph_fuse, "" if nothing was fused; n_op_before: ops of the
- * unfused graph. */
+/* Write the plan text. fusions: log of graph_fuse, "" if nothing was fused; n_op_before: number of
+ * ops of the unfused graph */
 void emit_text(const Graph *g, const Selection *sel, const Plan *p, const char *fusions,
                int n_op_before, Strbuf *out);
 /* Write the comment at the top of a kernel's file. */

@@ -2,7 +2,7 @@
  * of all ops (docs/internals/persistent-step.md).
  *
  *   requires  kernels of all steps are selected
- *   effect    adds the kernel to the selection, or the reason why there is none */
+ *   effect    adds to the selection the kernel, or the reason why there is none */
 #include "compiler/select_kernels.h"
 
 #include <string.h>
@@ -15,7 +15,8 @@ op_text(const Graph *g, const Op *op)
 	           : arena_printf(g->arena, "%s of layer %d", op_info[op->kind].name, op->layer);
 }
 
-/* Collect the distinct kernels of decode steps. Returns why they cannot be one kernel, or NULL. */
+/* Collect the distinct kernels of decode steps. Returns the reason why they cannot be one kernel,
+ * or NULL. */
 static const char *
 collect(const Graph *g, Selection *sel)
 {

@@ -1,5 +1,5 @@
-/* Check invariants of the graph after every pass. A violation is a bug of llmc; the message names
- * the pass and the op. */
+/* Checks invariants of the graph after every pass. A violation is a bug of llmc, so the message
+ * names the pass and the op. */
 #include "compiler/graph.h"
 
 #include <inttypes.h>
@@ -39,10 +39,10 @@ verify_arg(const Graph *g, const Op *op, int arg, const ArgShape *want, const ch
 
 /* Report a bug if
  *
- *   - an input is read before it is defined, or a value is defined twice or by another op than
+ *   - an input is read before it is defined, or a value is defined twice, or by another op than
  * `def`
  *   - attributes or arguments do not fit the op's row, or shapes do not follow from the attributes
- *   - rows change in an op other than gather_rows and lm_head
+ *   - the number of rows changes in an op other than gather_rows and lm_head
  *   - an op that does not rotate has a rope argument */
 void
 graph_verify(const Graph *g, const char *after)

@@ -1,4 +1,4 @@
-/* Adapters: deltas that are merged into weights, and factors of adapter slots. */
+/* Adapters (LoRA): deltas that are merged into weights, and factors in adapter slots. */
 #include <string.h>
 
 #include "compiler/build/build_tensor.h"
@@ -6,7 +6,8 @@
 #include "compiler/spec/family.h"
 #include "formats/peft.h"
 
-/* Return the Hugging Face module name of a role, which adapters use; NULL: the family has none. */
+/* Return the module name that Hugging Face checkpoints, and thus adapters, use for a role; NULL:
+ * the family has none. */
 static const char *
 adapter_module(Graph *g, const char *role, int layer, const TensorRule **rule, int *part)
 {
@@ -65,7 +66,7 @@ adapter_add(Graph *g, const char *role, int layer, int64_t rows, PlanSource *src
 	return true;
 }
 
-/* n_experts 0: not a matrix of experts */
+/* n_experts 0: the matrix has no experts */
 static int
 adapter_factor(Graph *g, PlanFactor factor, const char *id, int n_experts, int64_t each,
                const PlanSource *src, int n_src, Loc loc)
@@ -103,7 +104,8 @@ build_factors(Graph *g, const char *role, int layer, int64_t rows, int64_t cols,
 	const char *name = adapter_module(g, role, layer, &rule, &part);
 	PlanSource *src = NEW(g->arena, PlanSource, 1),
 	           theirs = { .rows = rows, .block = rows, .stride = rows, .n_block = 1 };
-	/* rows that are permuted while they are read: an adapter's rows would need it too */
+	/* The rows of this matrix are permuted while they are read, and so would the rows of the
+	 * adapter have to be. */
 	if (!name || (rule->rope_pairs && (!strcmp(role, "q") || !strcmp(role, "k"))) ||
 	    !source_rule_rows(g, layer, rule, role, part, rows, &theirs))
 		return false;
@@ -136,7 +138,7 @@ graph_stack_factors(Graph *g, const char *name, const int *val, int n)
 	return adapter_factor(g, FACTOR_A, name, 0, src[0].cols, src, n, g->val[val[0]].loc);
 }
 
-/* names of the stacked expert matrices in transformers */
+/* names of the parameters in transformers that stack the matrices of all experts */
 static const char UP_PARAMETER[] = "gate_up_proj", DOWN_PARAMETER[] = "down_proj";
 
 /* "model.layers.0.mlp.experts.0.up_proj" becomes "model.layers.0"; NULL: the name has another
@@ -152,12 +154,13 @@ experts_stem(Arena *a, const TensorRule *theirs, int layer)
 }
 
 /* Set the source of a factor for a role of experts with matrices [rows, cols] each. False: adapters
- * for it are not supported. */
+ * of this role are not supported. */
 static bool
 expert_source(Graph *g, const char *role, int layer, int64_t rows, int64_t cols, PlanSource *src)
 {
 	const bool down = strcmp(role, "e_down") == 0,
-	           plain = g->spec->moe.plain; /* plain: `up` is used for both gate and up */
+	           plain = g->spec->moe.plain; /* plain: experts without a gate, where `up` is used
+	                                          for both gate and up */
 	int part;
 	const TensorRule *theirs =
 	    source_rule_in(g->spec->lora.rule, g->spec->lora.n_rule, role, &part);
@@ -202,8 +205,8 @@ build_expert_factors(Graph *g, const char *const *role, int n_role, int layer, i
 
 	if (g->spec->adapters.slots < 1 || g->spec->adapters.expert_rank < 1)
 		return false;
-	/* with desc_act, rows of gate and up are in the column order of down, and an adapter's rows
-	 * would need it too */
+	/* With desc_act, rows of gate and up are in the column order of down, and so would the rows
+	 * of an adapter have to be. */
 	for (int i = 0; i < 3; i++)
 		if (spec_storage(g->spec, (const char *const[]){ "e_gate", "e_up", "e_down" }[i],
 		                 layer)

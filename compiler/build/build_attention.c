@@ -1,5 +1,5 @@
-/* First block of a layer: attention over keys and values or over latents, or a recurrent block
- * instead. */
+/* First block of a layer: attention over keys and values, attention over latents, or a recurrent
+ * block. */
 #include "compiler/build/build_heads.h"
 #include "compiler/build/build_model.h"
 
@@ -62,7 +62,7 @@ gqa(ModelBuilder *b, int h)
 	return build_matmul(b, y, "o", s->attention.o_bias, s->hidden, heads * v_dim, "attn_out");
 }
 
-/* Return a weight of the shared block; its first layer creates it. */
+/* Return a weight of the shared block. The first layer that uses the block creates the weight. */
 static int
 shared_weight(ModelBuilder *b, const char *role, int64_t rows, int64_t cols)
 {
@@ -90,8 +90,8 @@ product(ModelBuilder *b, int x, int w, int wb, int64_t rows, int64_t cols, const
 	return y;
 }
 
-/* x w^T with w of the shared block. If `low` is a value, add low b^T, with b the layer's own factor
- * of this rank. */
+/* Return x w^T with weight w of the shared block. If `low` is a value, add low b^T, where b is the
+ * layer's own factor of this rank. */
 static int
 adapted(ModelBuilder *b, int x, const char *role, int64_t rows, int64_t cols, int low, int64_t rank)
 {
@@ -124,8 +124,8 @@ shared_norm(ModelBuilder *b, int x, const char *role, int64_t width, const char 
 	return y;
 }
 
-/* from_shared(down(glu(gate h, up h))) with h = norm(o attention(norm([x | embedded]))). There is
- * no residual inside. */
+/* Return from_shared(down(glu(gate h, up h))) with h = norm(o attention(norm([x | embedded]))). The
+ * block has no residual inside. */
 int
 build_shared(ModelBuilder *b, int x)
 {

@@ -1,5 +1,6 @@
-/* Plans that make draft tokens from rows of another plan, and the rows that a model gives them: an
- * MTP head (arXiv 2412.19437) and a draft checkpoint (EAGLE-3, arXiv 2503.01840). */
+/* Plans that make draft tokens from rows of another plan, and the rows that a model passes to them.
+ * There are two kinds: an MTP head (arXiv 2412.19437), and a draft checkpoint (EAGLE-3, arXiv
+ * 2503.01840). */
 #include "compiler/build/build_model.h"
 #include "compiler/build/build_tensor.h"
 
@@ -47,7 +48,8 @@ build_draft_input(ModelBuilder *b, int *x)
 	return y;
 }
 
-/* The runtime reads the tensor of mtp.tokens; its name must be known. */
+/* Record the name of the tensor of mtp.tokens, which the runtime reads. It is an error if the name
+ * is unknown. */
 void
 build_draft_tokens(ModelBuilder *b)
 {

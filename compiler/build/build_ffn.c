@@ -1,4 +1,4 @@
-/* Second block of a layer: a dense feed-forward, or experts. */
+/* Second block of a layer: a dense feed-forward, or experts */
 #include "compiler/build/build_model.h"
 
 #include <math.h>
@@ -8,7 +8,7 @@ typedef struct FfnRoles {
 	bool down_bias;
 } FfnRoles;
 
-/* The two parameters of a layer's xielu, stacked. */
+/* Return the two parameters of a layer's xielu, stacked in one vector. */
 static int
 act_numbers(ModelBuilder *b)
 {
@@ -42,7 +42,7 @@ normal_quantile(double share)
 	return 0.5 * (lo + hi);
 }
 
-/* Set the share of a dense layer's gates that is below the threshold to 0. */
+/* Set to 0 the share of a dense layer's gates that is below the threshold. */
 static int
 sparse(ModelBuilder *b, int g, int64_t width, double share)
 {
@@ -56,7 +56,7 @@ sparse(ModelBuilder *b, int g, int64_t width, double share)
 	return y;
 }
 
-/* down(glu(gate x, up x)), or down(act(up x)). off: share of the gates that are 0. */
+/* Return down(glu(gate x, up x)), or down(act(up x)). off: share of the gates that are 0 */
 static int
 ffn(ModelBuilder *b, int h, const FfnRoles *r, int64_t width, bool gated, bool with_bias,
     ActKind act, double limit, double gate_scale, double off)
@@ -102,8 +102,8 @@ build_dense(ModelBuilder *b, int h)
 	return build_scaled(b, y, s->ffn.out_scale, s->hidden, "ffn_out_scaled");
 }
 
-/* Permute x for experts that each have their own column order: one row per selected expert. *x_rows
- * receives the rows per token. */
+/* Permute x for experts of which each has its own column order: one row per selected expert.
+ * *x_rows receives the number of rows per token. */
 static int
 permute_expert_cols(ModelBuilder *b, int x, int id, int64_t width, int64_t *x_rows)
 {
@@ -129,7 +129,8 @@ permute_expert_cols(ModelBuilder *b, int x, int id, int64_t width, int64_t *x_ro
 	return y;
 }
 
-/* Set the attributes of moe_route for selecting experts; attributes before them must be set. */
+/* Set the attributes of moe_route that select experts. Attributes before these must be set
+ * already. */
 static void
 set_selection(ModelBuilder *b, Op *o)
 {
@@ -154,8 +155,8 @@ no_norm(ModelBuilder *b, Op *o)
 	op_set_int(b->g, o, "plus_one", 0);
 }
 
-/* Make the ids and weights of the experts of each row. at_once: use the op that fusion makes of
- * router and selection. */
+/* Make the ids and weights of the experts of each row. at_once: use the single op that fusion makes
+ * of router and selection */
 static void
 route(ModelBuilder *b, int seen, bool at_once, int *id, int *weights)
 {
@@ -199,8 +200,8 @@ typedef struct Experts {
 	const char *name;
 } Experts;
 
-/* Set the leading attributes of both expert ops (gate and up, down). x_rows 0: the down op, which
- * has no x_rows_per_token. */
+/* Set the leading attributes of either expert op (gate and up, or down). x_rows 0: the down op,
+ * which has no x_rows_per_token */
 static void
 expert_sizes(ModelBuilder *b, Op *o, int64_t x_rows, int64_t row)
 {
@@ -232,7 +233,7 @@ lora_sizes(ModelBuilder *b, Op *o, int count)
 	op_set_int(b->g, o, "slots", b->s->adapters.slots);
 }
 
-/* A factors of `count` matrices of the experts that each row selected. */
+/* Multiply x by the A factors of `count` matrices of the experts that each row selected. */
 static int
 expert_lora_down(ModelBuilder *b, int x, int id, int a, int64_t cols, bool each, int count,
                  const char *name)
@@ -246,8 +247,8 @@ expert_lora_down(ModelBuilder *b, int x, int id, int a, int64_t cols, bool each,
 	return low;
 }
 
-/* Experts with adapters, built as the two ops that fusion otherwise makes of moe_ffn: the adapter's
- * part is added before the activation, and after the sum. */
+/* Experts with adapters. The adapter's part is added between gate/up and activation, and after the
+ * sum, so the two ops that fusion otherwise makes of moe_ffn are built here. */
 static int
 adapted_experts(ModelBuilder *b, const Experts *e, const int first[2], const int last[2])
 {
@@ -291,8 +292,8 @@ build_moe(ModelBuilder *b, int h, int x)
 	Op *o;
 
 	build_at(b, "moe.n_experts");
-	/* before the selection, because fusion moves the experts' first op to the position of the
-	 * selection */
+	/* computed before the selection, because fusion moves the experts' first op to the position
+	 * of the selection */
 	int64_t row = s->moe.latent ? s->moe.latent : hidden;
 	int in =
 	    s->moe.latent ? build_matmul(b, h, "moe_in", s->ffn.bias, row, hidden, "expert_in") : h;
@@ -331,8 +332,8 @@ build_moe(ModelBuilder *b, int h, int x)
 	}
 	int64_t x_rows;
 	in = permute_expert_cols(b, in, id, row, &x_rows);
-	/* relu2(u) = relu(u) u: without a gate, up is also the gate, and kernels read each of its
-	 * rows the second time from L1 */
+	/* relu2(u) = relu(u) u, so without a gate, up is also the gate. Kernels read each of its
+	 * rows twice, the second time from L1. */
 	int gate =
 	    s->moe.plain ? -1 : build_experts(b->g, "e_gate", b->layer, n, width, row, b->loc);
 	int up = build_experts(b->g, "e_up", b->layer, n, width, row, b->loc);

@@ -1,11 +1,12 @@
-/* Attention over latents, and its indexer. */
+/* Attention over latents, and its indexer */
 #include <math.h>
 
 #include "compiler/build/build_heads.h"
 #include "compiler/build/build_model.h"
 
-/* Return the positions that rows of this layer attend to: the selection of its indexer, from the
- * stream h and the normed query latent, or of the last indexer before it; -1: all positions. */
+/* Return the positions to which rows of this layer attend. If the layer has an indexer, they are
+ * its selection, made from the stream h and the normed query latent; otherwise the selection of the
+ * last indexer before this layer. -1: all positions. */
 static int
 build_indexer(ModelBuilder *b, int h, int low)
 {
@@ -43,8 +44,8 @@ build_indexer(ModelBuilder *b, int h, int low)
 	return b->sel;
 }
 
-/* Add an adapter's contribution to heads of *_width elements, of which *_cols take part in its
- * factors. *_apart: each head has its own rows in the factor. */
+/* Add an adapter's contribution to heads of *_width elements, of which the first *_cols take part
+ * in its factors. *_apart: each head has its own rows in the factor */
 static int
 heads_adapted(ModelBuilder *b, int x, int64_t x_width, int64_t x_cols, int64_t x_stride, int fa,
               int y, int64_t y_width, int64_t y_cols, int64_t y_stride, int fb, const char *name)
@@ -67,9 +68,10 @@ heads_adapted(ModelBuilder *b, int x, int64_t x_width, int64_t x_cols, int64_t x
 	return sum;
 }
 
-/* Latent attention with adapter slots: always absorbed, with the adapter's part of k_b and v_b
- * added between the ops. With k_b + b a instead of k_b, queries become k_b^T q + a^T (b^T q); the
- * same holds for v_b: values become v_b o + b (a o). q is not rotated; `both` is latent and key. */
+/* Latent attention with adapter slots. All rows use the absorbed form, and the adapter's part of
+ * k_b and v_b is added between the ops. With k_b + b a instead of k_b, queries become k_b^T q + a^T
+ * (b^T q). With v_b + b a, values become v_b o + b (a o). q is not rotated yet; `both` is latent
+ * and key. */
 static int
 mla_with_adapters(ModelBuilder *b, int q, int both, int sel)
 {

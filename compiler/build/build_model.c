@@ -1,8 +1,8 @@
-/* Build a Graph from a Spec: the equations of the model, one op each, nothing fused. Only values of
- * the Spec distinguish families; no family is named here. Values have names by meaning ("L3.q"),
- * which verify compares. This file has the layers, what surrounds them, and the pools;
- * build_attention.c and build_ffn.c have the two blocks, build_ops.c single equations,
- * build_tensor.c weights. */
+/* Build a Graph from a Spec: the equations of the model, one op each, nothing fused. Families
+ * differ only in values of the Spec; no code here names a family. Graph values are named by their
+ * meaning ("L3.q"), because llmc verify compares values of the same name. This file has the layers,
+ * the parts before and after them, and the pools; build_attention.c and build_ffn.c have the two
+ * blocks, build_ops.c single equations, build_tensor.c weights. */
 #include "compiler/build/build_model.h"
 
 #include <math.h>
@@ -10,7 +10,7 @@
 #include "formats/dequant.h"
 #include "formats/peft.h"
 
-/* Output of a block, times a learned vector if the model has one */
+/* Return the output of a block, times a learned vector if the model has one. */
 static int
 block_scaled(ModelBuilder *b, int x, const char *role, const char *name)
 {
@@ -32,7 +32,7 @@ attention_block(ModelBuilder *b, int h)
 	                  "attn_out_normed");
 }
 
-/* Second block of the layer; h is the normed stream x. */
+/* Second block of the layer. h: the norm of the stream x */
 static int
 ffn_block(ModelBuilder *b, int h, int x)
 {
@@ -55,7 +55,7 @@ ffn_block(ModelBuilder *b, int h, int x)
 	                  "ffn_out_normed");
 }
 
-/* norm(out(act(gate x) * per-layer embedding of the token)). */
+/* Return norm(out(act(gate x) * per-layer embedding of the token)). */
 static int
 per_layer_part(ModelBuilder *b, int x)
 {
@@ -74,8 +74,8 @@ per_layer_part(ModelBuilder *b, int x)
 	return build_norm(b, true, y, "ple_out_norm", "ple_normed");
 }
 
-/* Correct all streams with the layer's result a. Per-layer embeddings read the active stream and
- * are added to the others. */
+/* Correct all streams with a, the layer's result. Per-layer embeddings read the active stream and
+ * are added to the other ones. */
 static int
 streams_end(ModelBuilder *b, int all, int a)
 {
@@ -100,8 +100,8 @@ streams_end(ModelBuilder *b, int all, int a)
 	return build_stream_add(b, y, per_layer_part(b, x));
 }
 
-/* End of a layer: x += per-layer embeddings, then times the layer's gain. With several streams,
- * `all`, x is the active one. */
+/* End of a layer: adds per-layer embeddings to x, then multiplies by the layer's gain. With several
+ * streams, which `all` holds, x is the active one. */
 static int
 layer_end(ModelBuilder *b, int x, int all)
 {
@@ -117,8 +117,8 @@ layer_end(ModelBuilder *b, int x, int all)
 	return build_gain(b, x, "layer_gain", 1.0, s->hidden, "gained");
 }
 
-/* Laurel: (mid + h + norm(right (left h))) / sqrt(2), with mid the stream after attention and h the
- * input of attention. */
+/* Laurel: return (mid + h + norm(right (left h))) / sqrt(2), where mid is the stream after
+ * attention and h the input of attention. */
 static int
 laurel(ModelBuilder *b, int mid, int h)
 {
@@ -160,8 +160,8 @@ layer(ModelBuilder *b, int x, int l)
 	                             s->norm.attn_in_layers[l] && spec_has_block(s, l),
 	                         seen, "attn_norm", "attn_in");
 	if (s->residual.parallel) {
-		/* Both blocks read the same stream; without its own norm the second block shares
-		 * the norm of the first. */
+		/* Both blocks read the same stream. If the second block has no norm of its own, it
+		 * uses that of the first. */
 		int h2 = ffn_in ? build_norm(b, true, x, "ffn_norm", "ffn_in") : h;
 		int from = s->residual.from_norm ? h : x;
 		int a = attention_block(b, h), f = ffn_block(b, h2, x);
@@ -191,8 +191,8 @@ layer(ModelBuilder *b, int x, int l)
 
 /* --- the model --- */
 
-/* Return the embedding factor, rounded to the activations' dtype for models that multiply by the
- * rounded square root of hidden. */
+/* Return the factor of the embedding. For models that multiply by the rounded square root of
+ * hidden, it is rounded to the dtype of activations. */
 static double
 embed_scale(const Spec *s)
 {
@@ -242,8 +242,8 @@ embed(ModelBuilder *b, int *table)
 	return build_norm(b, s->norm.embed, x, "embed_norm", "x0_normed");
 }
 
-/* Per-layer embeddings of the tokens: a row of their own table plus a normed projection of the
- * embedding, divided by the square root of two, for all layers. */
+/* Return the per-layer embeddings of the tokens, for all layers: a row of a separate table plus a
+ * normed projection of the embedding, divided by the square root of two. */
 static int
 per_layer(ModelBuilder *b, int x)
 {
@@ -264,7 +264,8 @@ per_layer(ModelBuilder *b, int x)
 	return build_add_wide(b, p, own, sqrt(0.5), all, "ple");
 }
 
-/* Stream before the first layer: the embedded tokens, with the rows that come with them. */
+/* Return the stream before the first layer: the embedded tokens, plus position and type embeddings
+ * and rows of images if the model has them. */
 static int
 stream(ModelBuilder *b, int *table)
 {
@@ -286,7 +287,7 @@ stream(ModelBuilder *b, int *table)
 	return b->embedded = build_image_rows(b, embed(b, table));
 }
 
-/* Norm after the last layer. */
+/* Return x after the norm that follows the last layer. */
 static int
 final_norm(ModelBuilder *b, int x, const char *name)
 {
@@ -300,8 +301,8 @@ final_norm(ModelBuilder *b, int x, const char *name)
 	return y;
 }
 
-/* Mark the rows that a draft head reads: all rows, after or before the final norm (mtp.normed), or
- * streams in the middle. at [n_layers + 1]: the stream before each layer, and after the last */
+/* Mark the rows that a draft head reads: all rows before or after the final norm (mtp.normed), or
+ * streams between layers. at [n_layers + 1]: the stream before each layer, and after the last */
 static void
 mark_draft_rows(ModelBuilder *b, const int *at)
 {
@@ -314,8 +315,8 @@ mark_draft_rows(ModelBuilder *b, const int *at)
 	b->g->outputs_rows = true;
 }
 
-/* Linear layers between the final norm and the output, with their activations; *width: columns of x
- * and of the result. */
+/* Build the linear layers between the final norm and the output, with their activations. *width:
+ * number of columns of x, and then of the result */
 static int
 head_dense(ModelBuilder *b, int x, int64_t *width)
 {
@@ -417,7 +418,8 @@ ropes(ModelBuilder *b)
 	}
 }
 
-/* Make a pool for what layers store per sequence; v[n_layers]: the values of its arguments. */
+/* Make a pool for data that layers store per sequence. v[n_layers]: receives the values of its
+ * arguments */
 static void
 state_pool(ModelBuilder *b, int *v, const char *id, const uint8_t *layer_in, int64_t heads,
            int64_t rows, int64_t cols)
@@ -444,8 +446,8 @@ state_pool(ModelBuilder *b, int *v, const char *id, const uint8_t *layer_in, int
 	}
 }
 
-/* Make the pool of indexer keys, in 16 bits even if latents are quantised: the selection needs more
- * precision than the attention over it. */
+/* Make the pool of indexer keys. It has 16 bits even if latents are quantised, because the
+ * selection needs more precision than the attention over its result. */
 static void
 index_pool(ModelBuilder *b)
 {
@@ -476,8 +478,8 @@ index_pool(ModelBuilder *b)
 	}
 }
 
-/* Make one pool for all attention layers, a second one if some layers are windowed, and pools for
- * recurrent states. */
+/* Make the KV pools: one for all attention layers, and a second one if some layers are windowed.
+ * Make the pools for recurrent states. */
 static void
 pools(ModelBuilder *b)
 {
@@ -524,7 +526,8 @@ pools(ModelBuilder *b)
 			continue;
 		}
 		PlanPool *p = &b->g->pool[i];
-		/* an encoder's keys and values end with their layer: all layers use one slot */
+		/* in an encoder, keys and values are not read after their layer, so all layers use
+		 * one slot */
 		const bool once = s->attention.mask == MASK_NONE && p->n_layers > 0;
 		int v =
 		    graph_value(b->g, VAL_POOL,
@@ -558,8 +561,8 @@ pools(ModelBuilder *b)
 	}
 }
 
-/* Figures of a plan are sums and multiples of sizes. Within these bounds none overflows, and no
- * description makes a plan of gigabytes. */
+/* Figures of a plan are sums and multiples of sizes. Within these bounds none of them overflows,
+ * and no description makes a plan of gigabytes. */
 enum { MAX_EXPERT_TENSORS = 1 << 20 };
 #define MAX_WEIGHTS ((int64_t)1 << 50)
 
@@ -627,8 +630,8 @@ close_adapter(void *p)
 	peft_close(p);
 }
 
-/* Open the adapter of lora.path and read its names; its values are read together with the
- * weights. */
+/* Open the adapter of lora.path and read the names of its tensors. The tensors themselves are read
+ * together with the weights. */
 static bool
 open_adapter(Graph *g, Diag *d, Arena *perm)
 {
@@ -647,8 +650,8 @@ open_adapter(Graph *g, Diag *d, Arena *perm)
 /* Build the graph.
  *
  *   requires  a Spec that spec.c has validated
- *   effect    ops in the order of the equations; weights with the positions of their rows in the
- *             checkpoint. Errors: names missing in the tensor map, shapes that storage formats
+ *   effect    ops in the order of the equations; weights with the positions of their rows in
+ *             the checkpoint. Errors: names missing in the tensor map, shapes that storage formats
  *             cannot hold. Shapes of values come from graph_infer. */
 Graph *
 graph_build(const Spec *s, Diag *d, Arena *perm)

@@ -1,4 +1,4 @@
-/* Values, weights, and single equations. */
+/* Values, weights, and single equations */
 #include "compiler/build/build_model.h"
 
 #include "formats/quant_format.h"
@@ -43,7 +43,7 @@ build_at(ModelBuilder *b, const char *key)
 
 /* --- single equations --- */
 
-/* Gather columns of x by `order` and multiply them by `factor`, each unless it is -1. */
+/* Gather columns of x by `order`, and multiply them by `factor`. Either may be -1, for none. */
 static int
 permute(ModelBuilder *b, int x, int order, int factor, int64_t cols, const char *name)
 {
@@ -90,7 +90,7 @@ build_times(ModelBuilder *b, int x, const char *role, int64_t width, const char 
 	return permute(b, x, -1, build_matrix(b, role, width, 0), width, name);
 }
 
-/* An adapter's contribution to y = x w^T: b (a x), with the factors in the slot of the row's
+/* Add an adapter's contribution b (a x) to y = x w^T, with the factors in the slot of the row's
  * sequence. */
 static int
 adapted(ModelBuilder *b, int x, int y, int fa, int fb, int64_t rows, int64_t cols, const char *name)

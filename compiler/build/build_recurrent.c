@@ -4,7 +4,7 @@
 #include "compiler/build/build_heads.h"
 #include "compiler/build/build_model.h"
 
-/* y = act(w * x + wb) along the sequence, with `taps` rows of w per channel. */
+/* y = act(w * x + wb), a convolution along the sequence; w has `taps` rows per channel. */
 static int
 conv(ModelBuilder *b, int x, int w, int wb, int64_t width, int taps, const char *gate,
      const char *name)
@@ -37,7 +37,7 @@ conv_weights(ModelBuilder *b, const int64_t rows[3])
 	return w;
 }
 
-/* One GEMM, or two with inner dimension `low` if it is not 0. */
+/* Multiply h by one matrix, or by two with inner dimension `low` if `low` is not 0. */
 static int
 build_low_rank(ModelBuilder *b, int h, const char *low, const char *role, int64_t rank,
                int64_t rows)
@@ -174,7 +174,7 @@ scan_gate(ModelBuilder *b, int y, int z, int64_t inner)
 	return out;
 }
 
-/* dt, B or C of a Mamba scan, with its norm if there is one. */
+/* Return dt, B or C of a Mamba scan, after its norm if there is one. */
 static int
 scan_part(ModelBuilder *b, int x, const char *role, int64_t rows)
 {

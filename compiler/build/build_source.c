@@ -1,5 +1,4 @@
-/* Sources of tensors: the rule of a role, the rows that it has in the checkpoint, and types of
- * storage. */
+/* Sources of tensors: the rule of a role, the role's rows in the checkpoint, and storage types */
 #include <inttypes.h>
 #include <string.h>
 
@@ -32,7 +31,7 @@ source_rule_in(const TensorRule *rule, int n_rule, const char *role, int *part)
 	return NULL;
 }
 
-/* Return the rows of a role that checkpoints may stack; 0 for other roles. */
+/* Return the number of rows of a role that checkpoints may stack; 0 for other roles. */
 static int64_t
 source_role_rows(const Spec *s, int layer, const char *role, size_t n)
 {
@@ -158,10 +157,10 @@ source_file_storage(Graph *g, const char *role, int layer, int64_t cols, Loc loc
 {
 	StorageRule r = spec_storage(g->spec, role, layer);
 
-	if (cols == 0) /* vectors are never quantised, whatever the default is */
+	if (cols == 0) /* vectors are never quantised, whatever the default type is */
 		return (StorageRule){ .dtype =
 			                  dtype_info(r.dtype)->block_elems > 1 ? DT_F32 : r.dtype };
-	if (r.group < 0) { /* one scale per row: the group type's size does not matter */
+	if (r.group < 0) { /* one scale per row: the group size of the type does not matter */
 		Dtype narrow = dtype_regroup(r.dtype, 32);
 		r.dtype =
 		    dtype_row_bytes(r.dtype, cols) < 0 && narrow != DT_NONE ? narrow : r.dtype;
@@ -211,8 +210,8 @@ source_rule(Graph *g, const char *role, int *part, Loc loc)
 	return rule;
 }
 
-/* Return the number of units of a tensor whose roles are interleaved per head: one per kv head,
- * with its q heads, then k, then v; or one per head if every head has all roles. */
+/* Return the number of units of a tensor that interleaves its roles per head. A unit is a kv head
+ * with its q heads, then k, then v; or a head, if every head has all roles. */
 static int64_t
 source_head_units(const Spec *s, int layer, const char *roles)
 {

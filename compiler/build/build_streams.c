@@ -1,4 +1,5 @@
-/* Parallel streams (AltUp), stored as one row of all streams. A layer computes on one of them. */
+/* Parallel streams (AltUp). All streams of a token form one row. A layer computes on one of
+ * them. */
 #include "compiler/build/build_model.h"
 
 #include <math.h>

@@ -1,6 +1,6 @@
 /* Weights: which rows of which checkpoint tensors form a role of the model. The family's tensor map
- * describes how a checkpoint stores roles; graph and kernels use one tensor per role, with rows in
- * order. */
+ * describes how a checkpoint stores roles. Graph and kernels use one tensor per role, with its rows
+ * in order. */
 #include <string.h>
 
 #include "compiler/build/build_tensor.h"
@@ -8,7 +8,7 @@
 #include "compiler/spec/family.h"
 #include "formats/quant_format.h"
 
-/* Find an existing weight: one outside the layers, or of a draft head, may be used twice. */
+/* Find an existing weight. One outside of the layers, or of a draft head, may be used twice. */
 static int
 weight_of(const Graph *g, const char *id)
 {
@@ -25,7 +25,7 @@ build_weight(Graph *g, const char *role, int layer, const char *suffix, int64_t 
 	const Spec *s = g->spec;
 	const HeadShape heads = spec_heads(s, layer);
 	bool head = strcmp(role, "head") == 0;
-	/* a tied head with normalised rows is a separate tensor, made from the embedding */
+	/* a tied head whose rows are normalised is a separate tensor, made from the embedding */
 	const char *from = head && s->head.tied ? "embed" : role;
 	int part;
 	const char *id = tensor_id(g->arena, role, layer, suffix);
@@ -51,7 +51,7 @@ build_weight(Graph *g, const char *role, int layer, const char *suffix, int64_t 
 	if (!source_rule_rows(g, layer, rule, role, part, rows, src))
 		return -1;
 	if (strcmp(from, "embed") == 0)
-		src->rows = s->embed.rows; /* the first ones are used */
+		src->rows = s->embed.rows; /* only the first rows are used */
 	const int64_t total = src->rows;
 	if (rule->transpose && cols > 0) {
 		int64_t each =
@@ -232,7 +232,7 @@ build_one_of(Graph *g, const char *role, int layer, int i, int n, int64_t rows, 
 	                  as, rows, cols, src, 1, loc);
 }
 
-/* Return whether b continues a in the same checkpoint tensor, both contiguous. */
+/* Return whether b follows a in the same checkpoint tensor, and both are contiguous. */
 static bool
 source_continues(const PlanSource *a, const PlanSource *b)
 {

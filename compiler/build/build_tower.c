@@ -1,8 +1,9 @@
-/* Images. The input and the output of a vision tower, and the op by which its rows enter a language
- * model. The layers of a tower are those of build_model.c. */
+/* Images: the input and the output of a vision tower, and the op by which the tower's rows enter a
+ * language model. build_model.c builds the layers of a tower. */
 #include "compiler/build/build_model.h"
 
-/* Rows that come with the tokens of a step, one per token, before all other steps. */
+/* Return the rows that the caller passes with the tokens of a step, one per token. They are read
+ * before anything else. */
 int
 build_given_rows(ModelBuilder *b, const char *key, const char *name, int64_t width)
 {
@@ -15,7 +16,8 @@ build_given_rows(ModelBuilder *b, const char *key, const char *name, int64_t wid
 	return rows;
 }
 
-/* Add to each row x the row of a table that pos2 numbers; numbers beyond the table add nothing. */
+/* Add to each row of x the row of a table whose number is in pos2. Numbers outside of the table add
+ * nothing. */
 static int
 add_numbered(ModelBuilder *b, int x, const char *role, int64_t rows, const char *name)
 {
@@ -27,7 +29,8 @@ add_numbered(ModelBuilder *b, int x, const char *role, int64_t rows, const char 
 	return y;
 }
 
-/* Add to each row x the sum of the rows of a table, with the weights that follow the patch. */
+/* Add to each row of x a weighted sum of rows of a table. The weights are the elements after the
+ * patch in the input row. */
 static int
 add_interpolated(ModelBuilder *b, int x, int given)
 {
@@ -57,9 +60,9 @@ build_patches(ModelBuilder *b)
 		    1, "x0_frames");
 	}
 	if (s->vision.class_row) {
-		/* the caller passes zeros for this row, and only it has position 0 */
+		/* the caller passes zeros for this row, and no other row has position 0 */
 		build_at(b, "vision.class_row");
-		if (s->vision.bias) { /* which the matmul has added to this row too */
+		if (s->vision.bias) { /* the matmul has added the bias to this row too */
 			x = build_gain(b, x, NULL, -1, s->hidden, "x0_minus");
 			x = add_numbered(b, x, "patch_bias", 1, "x0_minus_class");
 			x = build_gain(b, x, NULL, -1, s->hidden, "x0_no_bias");
@@ -105,8 +108,8 @@ build_image_rows(ModelBuilder *b, int x)
 	return scattered(b, x, rows, "x0_images");
 }
 
-/* Add part l + 1 of the image rows to the image tokens. Other tokens have no row, and what is
- * added to theirs is not used. */
+/* Add part l + 1 of the image rows to the image tokens. Other tokens have no image row; the values
+ * added to them are not used. */
 int
 build_deep_rows(ModelBuilder *b, int x, int l)
 {
@@ -144,7 +147,7 @@ merged(ModelBuilder *b, int x, const char *name)
 	return y;
 }
 
-/* Norm over merged rows, of a kind of vision.merged_norm */
+/* Norm of merged rows, of the kind vision.merged_norm */
 static int
 norm_merged(ModelBuilder *b, int x, const char *kind, const char *role)
 {
@@ -183,14 +186,14 @@ build_tower_deep(ModelBuilder *b, int x, int l)
 		i++;
 	if (s->vision.part != VISION_TOWER || i == s->vision.n_deep)
 		return;
-	b->layer = i; /* number of the merger, in the names of its tensors */
+	b->layer = i; /* the names of the merger's tensors contain its number */
 	build_at(b, "vision.deep");
 	x = norm_merged(b, merged(b, x, "deep_merged"), "layer", "deep_norm");
 	b->deep[i] = projected(b, x, "deep_project", "deep_project_out", "deep_rows");
 	b->layer = -1;
 }
 
-/* Norm, merger, and the projector to the language model's hidden size. */
+/* Norm, merger, and projector to the hidden size of the language model. */
 void
 build_tower_end(ModelBuilder *b, int x)
 {

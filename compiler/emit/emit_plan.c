@@ -1,5 +1,5 @@
 /* Convert Graph and Selection to a Plan: the structs that the runtime reads, and figures for the
- * user. */
+ * user */
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,8 +17,8 @@ without_layer(const char *id)
 	return dot ? dot + 1 : id;
 }
 
-/* Return a value's name without its layer, also for the stream ("x17"): layers reuse the same
- * memory. */
+/* Return a value's name without its layer, also for the stream ("x17"), because layers reuse the
+ * same memory. */
 static const char *
 short_name(const char *id)
 {
@@ -69,13 +69,13 @@ set_draft(const Graph *g, Plan *p)
 		                .model = s->mtp.model };
 }
 
-/* Merge values of the same shape in the same slot into one buffer of the plan. `to` receives the
- * index of each MemBuf's buffer. */
+/* Merge values that have the same shape and slot into one buffer of the plan. `to` receives, for
+ * each MemBuf, the index of its buffer. */
 static void
 plan_buffers(const Graph *g, const Selection *sel, Plan *p, int *to)
 {
 	const Op *last = &g->op[g->n_op - 1];
-	/* the CPU's part of a model ends with a send */
+	/* the part of a model on the CPU ends with a send instead of logits */
 	int logits =
 	    sel->buf_of[PHASE_MIXED]
 	               [last->arg[last->kind == OP_send ? ARG(send, x) : op_info[last->kind].n_in]];
@@ -147,8 +147,8 @@ value_ref(const Graph *g, const Selection *sel, const int *to, int phase, int v)
 }
 
 /* Set the weight bytes that a step reads in full, and its multiply-adds per row. A gather reads one
- * row of its table and multiplies nothing. The cost of attention depends on lengths and is not
- * included. */
+ * row of its table and multiplies nothing. The cost of attention is not included, because it
+ * depends on lengths. */
 static void
 step_cost(const Graph *g, const Op *op, int phase, PlanStep *st)
 {
@@ -156,7 +156,7 @@ step_cost(const Graph *g, const Op *op, int phase, PlanStep *st)
 
 	if (op->kind == OP_mla_attend && phase == PHASE_DECODE &&
 	    op_int(op, "expand") != MLA_EXPAND_ALWAYS)
-		return; /* the weights are used only for expanded rows */
+		return; /* only expanded rows use the weights */
 
 	graph_shapes(g, op, shape);
 	for (int k = 0; k < op_info[op->kind].n_in; k++) {
@@ -240,7 +240,7 @@ scaling_text(RopeScaling s)
 	return "none";
 }
 
-/* Sections matter for images only: the positions of text are equal. */
+/* sections matter only for images: the positions of text are equal in all of them */
 static PlanRope
 plan_rope(const RopeTable *r, int axis, bool images)
 {

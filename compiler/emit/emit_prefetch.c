@@ -3,21 +3,22 @@
  *   requires  steps and kernels of the plan
  *   effect    prefetch of decode steps, l2_budget
  *
- * Memory rests from the last byte of a kernel to the first load of the next, and during attention
- * and routing. A kernel whose template has @prefetch therefore prefetches weights of the following
- * steps as its own reads end, and CTAs without work do so at once. Prefetched bytes that have not
- * been read yet never exceed a quarter of L2, so that they stay there. Several kernels before one
- * reader share its bytes: q/k/v and attention prefetch one half of o each. After the last step
- * comes the first one of the next token. */
+ * Without prefetches, memory is idle between the last byte of a kernel and the first load of the
+ * next, and during attention and routing. A kernel whose template has @prefetch therefore
+ * prefetches weights of following steps when its own reads end; its CTAs without work prefetch at
+ * once. Prefetched bytes that have not been read yet never exceed a quarter of L2, so that they are
+ * not evicted. If several kernels precede a reader, they share its bytes: q/k/v and attention
+ * prefetch one half of o each. The list of steps is cyclic: the last step is followed by the first
+ * one of the next token. */
 #include <string.h>
 
 #include "compiler/cost_model.h"
 #include "compiler/select_kernels.h"
 
 enum {
-	L2_SHARE = 4,     /* share of L2 for prefetched bytes: a quarter */
-	REACH = 3,        /* launches between a prefetch and its reader, at most */
-	BETWEEN_STEPS = 2 /* launches that sample and begin the next step */
+	L2_SHARE = 4,     /* divisor: a quarter of L2 is used for prefetched bytes */
+	REACH = 3,        /* maximum number of launches between a prefetch and its reader */
+	BETWEEN_STEPS = 2 /* launches between two steps: sampling, and the begin of the next step */
 };
 
 typedef struct Prefetches {
@@ -25,8 +26,8 @@ typedef struct Prefetches {
 	const Selection *sel;
 	Plan *p;
 	int n; /* steps */
-	int64_t
-	    *planned; /* [n][PLAN_MAX_ARGS] bytes of each argument that are prefetched already */
+	int64_t *
+	    planned; /* [n][PLAN_MAX_ARGS] bytes of each argument for which a prefetch is planned */
 } Prefetches;
 
 static int64_t *
@@ -35,8 +36,8 @@ planned(const Prefetches *f, int step, int arg)
 	return &f->planned[step * PLAN_MAX_ARGS + arg];
 }
 
-/* Return the bytes of argument k of a step if a decode kernel streams all of it: a matrix, not a
- * table, not a stack of experts. Else 0. */
+/* Return the bytes of argument k of a step if a decode kernel streams all of it, i.e. if it is a
+ * matrix and neither a table nor a stack of experts. Otherwise 0. */
 static int64_t
 streamed_bytes(const Prefetches *f, int step, int k)
 {
@@ -61,7 +62,7 @@ streams(const Prefetches *f, int step)
 	return false;
 }
 
-/* Return the launches from the beginning of a step to that of the next one. */
+/* Return the number of launches from the beginning of a step to that of the next one. */
 static int
 launches(const Prefetches *f, int step)
 {
@@ -99,7 +100,7 @@ add(Prefetches *f, int from, int step, int k, int64_t *bytes)
 	*bytes -= n;
 }
 
-/* Prefetch matrices of the experts that this step selected, which the next one reads. */
+/* Prefetch matrices of the experts that this step has selected and that the next step reads. */
 static void
 add_experts(Prefetches *f, int from, int64_t bytes)
 {
@@ -131,8 +132,8 @@ add_experts(Prefetches *f, int from, int64_t bytes)
 	}
 }
 
-/* Set what one step prefetches: its share of the bytes that fit. What is prefetched before a step
- * that reads more than the budget would be evicted. */
+/* Set the prefetches of one step: its share of the bytes that fit. Nothing is prefetched across a
+ * step that reads more than the budget, because it would be evicted. */
 static void
 plan_one(Prefetches *f, int from, int64_t budget)
 {
@@ -142,7 +143,8 @@ plan_one(Prefetches *f, int from, int64_t budget)
 
 	s->n_prefetch = 0;
 	for (int k = 0; k < PLAN_MAX_ARGS; k++)
-		*planned(f, from, k) = 0; /* read now; later prefetches are for the next token */
+		*planned(f, from, k) =
+		    0; /* this step reads the bytes; later prefetches are for the next token */
 	if (!prefetches(f, from))
 		return;
 	for (int i = 0; i < f->n * PLAN_MAX_ARGS; i++)
@@ -173,7 +175,7 @@ emit_prefetch(const Graph *g, const Selection *sel, Plan *p)
 	if (!g->spec->prefetch || budget == 0)
 		return;
 	f.planned = NEW(g->arena, int64_t, (size_t)sel->n_step *PLAN_MAX_ARGS + 1);
-	/* twice: in the first round the first steps have no predecessors yet */
+	/* two rounds, because in the first one the first steps have no predecessors yet */
 	for (int round = 0; round < 2; round++)
 		for (int i = 0; i < sel->n_step; i++)
 			plan_one(&f, i, budget);

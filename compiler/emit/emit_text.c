@@ -1,5 +1,4 @@
-/* Plan text for users (steps, kernels, memory), and the comments at the top of generated
- * kernels. */
+/* Plan text for users (steps, kernels, memory), and the comments at the top of generated kernels */
 #include <ctype.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -10,7 +9,7 @@
 
 /* ---- small text ---- */
 
-/* Format 1536 as "1.5 KiB", with integers, so that the locale does not matter. */
+/* Format 1536 as "1.5 KiB". Uses integers, so that the locale does not matter. */
 static void
 put_scaled(Strbuf *out, int64_t v, int64_t base, const char *const unit[5])
 {
@@ -79,8 +78,8 @@ put_weights(const Plan *p, Strbuf *out)
 	strbuf_puts(out, ")\n");
 }
 
-/* Describe the cost of permuted expert columns: the orders, and a row of x per selected expert
- * instead of per token. */
+/* Describe the cost of permuted expert columns: the orders themselves, and a row of x per selected
+ * expert instead of per token. */
 static void
 put_orders(const Plan *p, Strbuf *out)
 {
@@ -228,7 +227,7 @@ put_arg(const Plan *p, const PlanRef *r, bool with_shape, Strbuf *out)
 	}
 }
 
-/* List what a step prefetches: "o 6.2 MiB from 6.2 MiB, experts of e_down 12.0 MiB". */
+/* List the prefetches of a step: "o 6.2 MiB from 6.2 MiB, experts of e_down 12.0 MiB". */
 static void
 put_prefetches(const Plan *p, const PlanStep *s, Strbuf *out)
 {
@@ -309,7 +308,7 @@ put_layers(const int *group_of, int n_layers, int group, Strbuf *out)
 	}
 }
 
-/* Describe when prefill rows are expanded in latent attention, with the arithmetic.
+/* Describe when prefill rows use the expanded form of latent attention, with the arithmetic.
  * compiler/fuse/fuse_mla.c computes the break-even; mla_expanded of templates/common/llmc_mla.h
  * decides at run time. */
 static void
@@ -359,7 +358,8 @@ put_steps(const Graph *g, const Plan *p, Strbuf *out)
 		put_step(p, i, out);
 	for (int l = 0; l < p->n_layers; l++) {
 		size_t start = out->len;
-		if (i == ph->n_step || ph->step[i].layer != l) { /* a layer of another stage */
+		if (i == ph->n_step ||
+		    ph->step[i].layer != l) { /* the layer belongs to another stage */
 			group_of[l] = -1;
 			continue;
 		}
@@ -386,7 +386,7 @@ put_steps(const Graph *g, const Plan *p, Strbuf *out)
 		put_step(p, i, out);
 }
 
-/* The form of decode steps on a GPU, and the reason */
+/* Describe the form of decode steps on a GPU, with the reason. */
 static void
 put_form(const Plan *p, Strbuf *out)
 {
@@ -405,7 +405,7 @@ put_form(const Plan *p, Strbuf *out)
 		strbuf_puts(out, "\ndecode steps: a launch per op (step.persistent: never)\n");
 }
 
-/* Whether the step of prefill multiplies by quantised matrices */
+/* Return whether a prefill step multiplies by quantised matrices. */
 static bool
 multiplies_blocks(const Plan *p, const PlanStep *s)
 {
@@ -419,7 +419,8 @@ multiplies_blocks(const Plan *p, const PlanStep *s)
 	return any;
 }
 
-/* The type of activations next to quantised weights, its reason, and where it is used */
+/* Describe the type of activations for quantised weights, the reason for it, and where it is
+ * used. */
 static void
 put_activations(const Graph *g, const Selection *sel, const Plan *p, Strbuf *out)
 {
@@ -500,7 +501,8 @@ emit_text(const Graph *g, const Selection *sel, const Plan *p, const char *fusio
 
 /* ---- kernels ---- */
 
-/* Describe what a step reads of the KV cache, per position, and the operations of a row on it. */
+/* Describe the bytes of the KV cache that a step reads per position, and the operations of a row on
+ * them. */
 static void
 put_cache_cost(const Plan *p, const PlanStep *s, Strbuf *out)
 {
@@ -515,12 +517,12 @@ put_cache_cost(const Plan *p, const PlanStep *s, Strbuf *out)
 	strbuf_puts(out, " per position that a row attends to;");
 }
 
-/* Wrap words into the lines of a comment; the first line already has `col` columns. */
+/* Wrap words into the lines of a comment. col: columns already used on the first line */
 static void
 put_wrapped(const char *text, size_t col, Strbuf *out)
 {
 	while (*text) {
-		size_t n = strcspn(text + 1, " ") + 1; /* a word with the blank before it */
+		size_t n = strcspn(text + 1, " ") + 1; /* a word, with the blank before it */
 		if (col + n > 110) {
 			strbuf_puts(out, "\n *  ");
 			col = 4;
@@ -531,7 +533,7 @@ put_wrapped(const char *text, size_t col, Strbuf *out)
 	}
 }
 
-/* List what the decode steps of a kernel prefetch; equal layers have equal text. */
+/* List the prefetches in the decode steps of a kernel. Equal layers have equal text. */
 static void
 put_kernel_prefetches(const Selection *sel, const Plan *p, int kernel, Strbuf *out)
 {
@@ -562,7 +564,7 @@ emit_comment(const Graph *g, const Selection *sel, const Plan *p, int kernel, St
 	const Op *op = &g->op[at];
 
 	strbuf_puts(out, "/* generated from ");
-	for (const char *c = p->name; *c; c++) /* a name must not close the comment */
+	for (const char *c = p->name; *c; c++) /* a name must not contain the end of a comment */
 		strbuf_putc(out, isalnum((unsigned char)*c) || strchr("._-+ ", *c) ? *c : '_');
 	strbuf_printf(out, ", description %s: do not edit\n *\n * %s: ", p->spec_sha256,
 	              op_info[op->kind].name);

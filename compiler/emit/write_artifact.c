@@ -1,5 +1,6 @@
-/* Write an artifact's files to disk. Each file is written under another name and renamed, plans
- * last. So a folder with a plan always has all files that the plan names. */
+/* Write an artifact's files to disk. Each file is written under a temporary name, then renamed;
+ * plans are renamed last. A folder with a plan therefore always has all files that the plan
+ * names. */
 #include <string.h>
 
 #include "base/file.h"

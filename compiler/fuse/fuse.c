@@ -1,7 +1,8 @@
 /* Fusion: rewrites that replace several ops by one whose kernel reads and writes less. Each pass is
  * one pattern, with its contract above it. A rewrite is made only if a template of the target
- * implements the result, so fusion never replaces a tuned kernel by the reference. Fused ops have
- * the output values of the last op that they replace, and list the others in `makes`. */
+ * implements the result, so fusion never replaces a tuned kernel by the reference. A fused op has
+ * the output values of the last op that it replaces, and lists the outputs of the other ones in
+ * `makes`. */
 #include "compiler/fuse/fuse.h"
 
 #include <string.h>
@@ -88,8 +89,8 @@ fuse_norm_qkv(Fuse *f)
 		}
 		int64_t kv_heads = op_int(append, "kv_heads"), dim = op_int(append, "dim");
 		int w, b, rotated = att ? att->arg[ARG(attention, q)] : -1;
-		Op *q_temperature =
-		    fuse_only_def(f, rotated, OP_pos_scale); /* q_temperature after rope */
+		Op *q_temperature = fuse_only_def(
+		    f, rotated, OP_pos_scale); /* the position factor of queries, after rope */
 		Chain q, k;
 
 		if (q_temperature)
@@ -373,7 +374,7 @@ fuse_norm_permute_cols(Fuse *f)
 	return n;
 }
 
-/* Replace ops without readers by nops, such as norms that were fused into all their readers.
+/* Replace ops without readers by nops, for example norms that were fused into all their readers.
  *
  *   requires  topological order
  *   keeps     the last op (logits) */
@@ -383,7 +384,7 @@ drop_dead(Fuse *f)
 	Graph *g = f->g;
 	int n = 0;
 
-	for (size_t i = g->n_op; i-- > 1;) { /* all but the last op, which makes the logits */
+	for (size_t i = g->n_op; i-- > 1;) { /* all ops but the last, which makes the logits */
 		Op *op = &g->op[i - 1];
 		bool dead = op->kind != OP_nop && op->kind != OP_send;
 		for (int k = op_info[op->kind].n_in; k < op_info[op->kind].n_arg; k++)

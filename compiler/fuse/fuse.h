@@ -1,5 +1,5 @@
-/* Private to the fusion passes (fuse.c, fuse_mla.c, fuse_moe.c, fuse_lora.c): state of the graph
- * during rewriting, and helpers. */
+/* Internals of the fusion passes (fuse.c, fuse_mla.c, fuse_moe.c, fuse_lora.c): state of the graph
+ * during rewriting, and helpers */
 #ifndef LLMC_COMPILER_FUSE_FUSE_H
 #define LLMC_COMPILER_FUSE_FUSE_H
 
@@ -13,10 +13,10 @@ typedef struct FuseStack {
 typedef struct Fuse {
 	Graph *g;
 	const Templates *ts;
-	int *uses;     /* [n_val] number of reading arguments */
-	int *mat_uses; /* [n_val] of these, x of a plain matmul */
+	int *uses;     /* [n_val] number of arguments that read the value */
+	int *mat_uses; /* [n_val] number of these that are x of a plain matmul */
 	size_t cap_uses;
-	FuseStack *stack; /* stacked weights, reused by layers that share the parts */
+	FuseStack *stack; /* stacked weights; layers that share the parts also share the stack */
 	size_t n_stack, cap_stack;
 } Fuse;
 
@@ -39,7 +39,7 @@ typedef struct NormInput {
 	const char *kind;
 	double eps;
 	int plus_one;
-	int norm; /* the norm's output value; -1: no norm is fused */
+	int norm; /* output value of the norm; -1: no norm is fused */
 } NormInput;
 
 NormInput norm_input_none(int h);

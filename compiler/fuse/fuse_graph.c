@@ -30,11 +30,11 @@ fuse_recount(Fuse *f)
 	memset(f->mat_uses, 0, f->cap_uses * sizeof *f->mat_uses);
 	for (size_t i = 0; i < g->n_op; i++)
 		count(f, &g->op[i], 1);
-	if (g->outputs_rows) /* the caller of the step reads them */
+	if (g->outputs_rows) /* the caller of the step reads the rows */
 		f->uses[g->rows]++;
 }
 
-/* stacking adds values after the count */
+/* Return the number of readers of v. A value that was added after the count has none. */
 int
 fuse_uses(const Fuse *f, int v)
 {
@@ -71,7 +71,7 @@ fuse_def(const Fuse *f, int v)
 	return d < 0 ? NULL : &f->g->op[d];
 }
 
-/* Return the op of this kind that defines v, if v has only one reader. */
+/* Return the op that defines v, if it is of this kind and v has only one reader. */
 Op *
 fuse_only_def(const Fuse *f, int v, OpKind kind)
 {
@@ -100,8 +100,8 @@ fuse_accepted(const Fuse *f, const Op *op)
 	return !f->ts || templates_accept(f->ts, f->g, op);
 }
 
-/* Stack 2 or 3 tensors into one, named after the first layer that uses it; -1: their dtypes
- * differ. */
+/* Stack 2 or 3 tensors into one, which is named after the first layer that uses it. -1: their
+ * dtypes differ. */
 int
 fuse_stack(Fuse *f, int layer, const char *role, const int *val, int n)
 {
@@ -132,7 +132,7 @@ norm_input_none(int h)
 	return (NormInput){ .x = h, .nw = -1, .nb = -1, .kind = "none", .norm = -1 };
 }
 
-/* Return the norm that defines h if all readers of h but `others` are matmuls. Then h can be
+/* Return the norm that defines h if all readers of h but `others` are matmuls. h can then be
  * removed, and each reader computes the norm itself. */
 NormInput
 norm_input_of(const Fuse *f, int h, int others)
@@ -173,7 +173,7 @@ fuse_same_num(const Op *a, const Op *b, const char *key)
 	return op_num(a, key) == op_num(b, key) && op_int(a, key) == op_int(b, key);
 }
 
-/* Return whether a and b have the same value as this argument, or both none. */
+/* Return whether a and b have the same value for this argument, or neither has one. */
 bool
 fuse_same_arg(const Op *a, const Op *b, int arg)
 {
@@ -186,7 +186,8 @@ fuse_both_have(const Op *a, const Op *b, int arg)
 	return (a->arg[arg] < 0) == (b->arg[arg] < 0);
 }
 
-/* Stack the weights and biases of matmuls. False: they cannot be stacked. *bias -1: no bias. */
+/* Stack the weights and biases of matmuls. Returns false if they cannot be stacked. *bias: -1 if
+ * they have no biases */
 bool
 fuse_stack_matmuls(Fuse *f, int layer, const char *role, Op *const *mat, int n, int *weight,
                    int *bias)

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-enum { MOST = 4 }; /* most matrices with a common input */
+enum { MOST = 4 }; /* largest number of matrices with a common input */
 
 /* Make a value with the rows of v, defined by op `def`. */
 static int
@@ -108,7 +108,8 @@ fuse_lora_experts(Fuse *f)
 			last.arg[ARG(lora_experts_add, y)] = y;
 			op_makes(&last, fuse_name(f, y));
 			up->kind = OP_nop;
-			/* same position: the last op of a stage must make its output */
+			/* the same position as the last op, because the last op of a stage must
+			 * make its output */
 			*add = last;
 			g->val[y].def = (int)i;
 			fuse_recount(f);

@@ -6,14 +6,13 @@
 
 #include "templates/common/llmc_mla.h"
 
-/* Ops around one mla_attention as build_mla.c makes them, from query and latent on. */
+/* Ops around one mla_attention, as build_mla.c makes them from query and latent on */
 typedef struct Latent {
-	Op *att, *append,
-	    *q_temperature; /* q_temperature: factor of queries by position, or NULL */
+	Op *att, *append, *q_temperature; /* factor of queries by position, or NULL */
 	Op *q_rope, *q_b, *q_norm,
 	    *q; /* q_b, q_norm: only with a query latent; q: matmul of the normed row */
 	Op *norm, *latent, *key, *k_rope, *kv;
-	bool indexed; /* an indexer also reads the normed query latent */
+	bool indexed; /* true if an indexer also reads the normed query latent */
 } Latent;
 
 static bool
@@ -76,9 +75,10 @@ latent_match(const Fuse *f, Op *att, Latent *m)
 	       fuse_same_arg(m->kv, m->q, ARG(matmul, x));
 }
 
-/* Return the break-even of expanded attention: operations to expand one position, over the
- * operations that each pair of row and position saves by it, for one head. 0: prefill is never
- * cheaper expanded, or rows must not depend on the batch. */
+/* Return the break-even of expanded attention, for one head: the operations that expand one
+ * position, divided by the operations that expansion saves per pair of row and position. 0: never
+ * expand prefill rows, either because it would not save operations, or because rows must not depend
+ * on the batch. */
 static int64_t
 expand_pairs(const Graph *g, const Op *att)
 {
@@ -102,7 +102,7 @@ new_value(Fuse *f, const Op *like, ValueKind kind, const char *name)
 	return graph_value(g, kind, arena_printf(g->arena, "L%d.%s", like->layer, name), like->loc);
 }
 
-/* Set the width of a value made by fusion from the shapes of its op. */
+/* Set the width of a value that fusion has made, from the shapes of its op. */
 static void
 value_width(Fuse *f, const Op *op, int arg)
 {
@@ -112,16 +112,18 @@ value_width(Fuse *f, const Op *op, int arg)
 	f->g->val[op->arg[arg]].dim[1] = shape[arg].cols;
 }
 
-/* Values and ops of one fusion */
+/* Values and ops of one rewrite */
 typedef struct LatentOps {
-	bool stacked;       /* q_a and kv_a are one matmul, with weight w and bias b */
-	int w, b, a, c;     /* a: its result, or that of q_a; c: result of kv_a if not stacked */
-	int q, tempered, o; /* query, also times its factor by position; attended latents */
-	Op first, part;     /* stacked matmul; q_a's columns for an indexer */
+	bool stacked;   /* q_a and kv_a are one matmul, with weight w and bias b */
+	int w, b, a, c; /* a: result of the stacked matmul, or of q_a; c: result of kv_a if they are
+	                   not stacked */
+	int q, tempered,
+	    o; /* q: query; tempered: query times its factor by position; o: attended latents */
+	Op first, part; /* first: stacked matmul; part: columns of q_a, for an indexer */
 	Op query, q_temperature, attend, value;
 } LatentOps;
 
-/* Build the stacked matmul, with the norm before it if a template accepts that. */
+/* Build the stacked matmul. The norm before it is fused if a template accepts that. */
 static bool
 build_first(Fuse *f, const Latent *m, LatentOps *p)
 {
@@ -206,7 +208,7 @@ build_attend(Fuse *f, const Latent *m, LatentOps *p, int64_t expand)
 	op_set_int(g, &p->value, "index_top_k", op_int(att, "index_top_k"));
 }
 
-/* pos_scale of latent queries, as before of queries */
+/* Build pos_scale of queries in latent space, which replaces that of the original queries. */
 static void
 build_temperature(Fuse *f, const Latent *m, LatentOps *p)
 {
@@ -224,7 +226,8 @@ build_temperature(Fuse *f, const Latent *m, LatentOps *p)
 	value_width(f, &p->q_temperature, ARG(pos_scale, y));
 }
 
-/* Build query, attention and values in the cheapest form that templates implement. */
+/* Build query, attention and values, in the form with the least cost among those that templates
+ * implement. */
 static bool
 build_latent(Fuse *f, const Latent *m, LatentOps *p)
 {
@@ -243,7 +246,7 @@ build_latent(Fuse *f, const Latent *m, LatentOps *p)
 	return false;
 }
 
-/* Build q_a's result as a slice of the stacked matmul's, for an indexer. */
+/* Build the result of q_a, for an indexer, as a slice of the result of the stacked matmul. */
 static bool
 build_part(Fuse *f, const Latent *m, LatentOps *p)
 {
@@ -257,8 +260,9 @@ build_part(Fuse *f, const Latent *m, LatentOps *p)
 	return fuse_accepted(f, &p->part);
 }
 
-/* Replace the matched ops. Positions of the new ones: a at kv_a, the query at the slice of the key,
- * attention over latents at the append (or at q_temperature), the values at the attention. */
+/* Replace the matched ops. The new ops take these positions: a that of kv_a; the query that of the
+ * slice of the key; attention over latents that of the append (or of q_temperature); the values
+ * that of the attention. */
 static void
 replace(Fuse *f, const Latent *m, const LatentOps *p)
 {

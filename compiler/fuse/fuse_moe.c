@@ -4,18 +4,18 @@
 
 #include <string.h>
 
-/* Ops of a MoE feed-forward, those of its shared expert if it can be fused, and the add of the
- * result. */
+/* Ops of a MoE feed-forward, those of its shared expert if that can be fused, and the add of the
+ * result */
 typedef struct MoeMatch {
 	Op *logits, *route, *gain, *weigh, *permute, *own,
-	    /* optional ops (NULL): gain: factors of the routing weights per expert; weigh: routing
-	     * weights on the input; permute: column order per expert; own: selection of the experts
-	     * of this rank */
+	    /* optional ops, NULL if absent. gain: factors of the routing weights per expert; weigh:
+	     * routing weights on the input; permute: column order per expert; own: selection of the
+	     * experts of this rank */
 	    *ffn;
 	Op *gate, *up, *glu, *down, *mix, *gated,
-	    *sum; /* shared expert; NULL: none; mix, gated: its gate; NULL: none */
-	Op *add;  /* NULL: the result is not added */
-	int r, y; /* r: value that the result is added to, or -1; y: output */
+	    *sum; /* sum: shared expert, NULL: none; mix, gated: its gate, NULL: none */
+	Op *add;  /* NULL: the result is not added to the stream */
+	int r, y; /* r: value to which the result is added, or -1; y: output */
 } MoeMatch;
 
 /* Return the only reader of v if it is an add. */
@@ -93,7 +93,7 @@ match_moe(const Fuse *f, Op *ffn, bool with_shared, MoeMatch *m)
 	m->add = only_add(f, m->y);
 	if (m->add && m->add->arg[ARG(add, r)] == m->y)
 		m->r = m->add->arg[ARG(add, x)];
-	/* add scales x, so the other operand can be r only if the scale is 1 */
+	/* add multiplies x by scale, so the other operand can be r only if the scale is 1 */
 	else if (m->add && op_num(m->add, "scale") == 1)
 		m->r = m->add->arg[ARG(add, r)];
 	else
@@ -102,7 +102,7 @@ match_moe(const Fuse *f, Op *ffn, bool with_shared, MoeMatch *m)
 	return true;
 }
 
-/* Return the router's weight with the row of the shared expert's gate appended; -1: their types
+/* Return the router's weight, with the row of the shared expert's gate appended; -1: their types
  * differ. */
 static int
 router_with(Fuse *f, const MoeMatch *m)
@@ -112,7 +112,7 @@ router_with(Fuse *f, const MoeMatch *m)
 	return m->mix ? fuse_stack(f, m->ffn->layer, "router_mix", w, 2) : w[0];
 }
 
-/* Make a value that exists only in the fused graph, with `width` elements per row. */
+/* Make a value that exists only in the fused graph and has `width` elements per row. */
 static int
 row_value(Fuse *f, const Op *like, const char *role, int64_t width)
 {
@@ -133,7 +133,7 @@ arg_of(const Op *op, int arg)
 	return op ? op->arg[arg] : -1;
 }
 
-/* Make the three fused ops. seen: input norm of the router; front: input norm of the experts. */
+/* Make the three fused ops. seen: input norm of the router; front: input norm of the experts */
 static void
 make_moe(Fuse *f, const MoeMatch *m, const NormInput *seen, const NormInput *front, int router,
          Op op[3])
@@ -183,7 +183,7 @@ make_moe(Fuse *f, const MoeMatch *m, const NormInput *seen, const NormInput *fro
 			op_set_int(g, &op[i], "shared_gate", mix);
 	}
 	for (int i = 0; i < m->route->n_attr;
-	     i++) { /* all attributes of the selection but the two already set */
+	     i++) { /* all attributes of the selection except the two that are set already */
 		const Attr *a = &m->route->attr[i];
 		if (a->kind == ATTR_WORD)
 			op_set_word(g, &op[0], a->key, a->s);
@@ -243,9 +243,8 @@ fuse_moe(Fuse *f)
 			    (router = router_with(f, &m)) < 0)
 				continue;
 			int h = m.ffn->arg[ARG(moe_ffn, x)];
-			int in =
-			    m.logits
-			        ->arg[ARG(matmul, x)]; /* h, unless the router has its own norm */
+			int in = m.logits->arg[ARG(
+			    matmul, x)]; /* h, or the router's own input if it has its own norm */
 			NormInput front[2] = { norm_input_of(f, h, 1), norm_input_none(h) },
 			          own = in == h ? front[0] : norm_input_of(f, in, 0);
 			for (int t = front[0].norm < 0 ? 1 : 0; t < 2 && !done; t++) {
@@ -261,8 +260,8 @@ fuse_moe(Fuse *f)
 				for (size_t d = 0; d < sizeof dropped / sizeof *dropped; d++)
 					if (dropped[d] && dropped[d] != last)
 						fuse_drop(f, dropped[d]);
-				/* ops between routing and experts move up by one position each, in
-				 * order */
+				/* ops between routing and experts move up by one position each and
+				 * keep their order */
 				Op *between[] = { m.weigh, m.permute, m.own }, *at = m.route;
 				fuse_place(f, m.logits, &op[0]);
 				for (size_t b = 0; b < sizeof between / sizeof *between; b++)

@@ -1,11 +1,11 @@
-/* Store values as bf16 on GPUs: GEMMs of mixed steps round their input to the type of their
- * weights. If every reader of a value would round it to bf16, it is stored as bf16. It is rounded
- * once either way, so results are bit-identical, and half the bytes are written and read
- * (docs/kernels/epilogue.md). The residual stream stays fp32, because blocks add to it. */
+/* Store values as bf16 on GPUs. GEMMs of mixed steps round their input to the type of their
+ * weights. If every reader of a value would round it to bf16, the value is stored as bf16. In both
+ * cases it is rounded once, so results are bit-identical, but half as many bytes are written and
+ * read (docs/kernels/epilogue.md). The residual stream stays fp32, because blocks add to it. */
 #include "compiler/template/template.h"
 
-/* Return whether plan_mixed_serves will hold for the op's steps: it has a matrix. emit_plan.c
- * checks it again. */
+/* Return whether the op has a matrix. If so, plan_mixed_serves will hold for the op's steps;
+ * emit_plan.c checks this. */
 static bool
 alias_bf16(const Graph *g, const Op *op)
 {
@@ -28,9 +28,9 @@ uses(const Op *op, int v)
 	return false;
 }
 
-/* Return whether every op that makes or reads the value has a kernel for its new type, and it has a
- * reader. Kernels of experts switch at other numbers of rows than other kernels
- * (runtime/cuda/cuda_step.c), so either all users are expert ops or none. */
+/* Return whether the value has a reader, and every op that makes or reads it has a kernel for its
+ * new type. Kernels of experts change at other numbers of rows than other kernels
+ * (runtime/cuda/cuda_step.c), so either all users of the value are expert ops or none is. */
 static bool
 all_take(const Graph *g, const Templates *ts, int v)
 {
@@ -47,10 +47,12 @@ all_take(const Graph *g, const Templates *ts, int v)
 	return n > 1 && (experts == 0 || experts == n);
 }
 
-/*   requires  fusion and layouts are final
- *   keeps     everything but the type of values in memory
- *   effect    values that mixed kernels write and read as bf16 are stored as bf16, in decode steps
- *             too if those use mixed kernels */
+/* Store as bf16 the values that mixed kernels write and read as bf16. Decode steps store them as
+ * bf16
+ * too, if they use mixed kernels.
+ *
+ *   requires  fusion and layouts are final
+ *   keeps     everything except the type of values in memory */
 int
 graph_narrow(Graph *g, const Templates *ts, Strbuf *log)
 {

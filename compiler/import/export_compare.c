@@ -1,4 +1,4 @@
-/* Comparison of a folder's graph with that of the GGUF file made from it. */
+/* Comparison of a folder's graph with that of the GGUF file made from the folder */
 #include "compiler/import/export_compare.h"
 
 #include <math.h>
@@ -10,8 +10,8 @@ export_nearly_equal(double a, double b, double rel)
 	return fabs(a - b) <= rel * fmax(fabs(a), fabs(b));
 }
 
-/* Compare the attributes of two ops, except those that a norm without weights and a rounded scale
- * may change. */
+/* Compare the attributes of two ops. A norm's plus_one may differ, and the scale of an
+ * embedding may be rounded. */
 static bool
 ops_agree(const Op *a, const Op *b)
 {
@@ -21,7 +21,7 @@ ops_agree(const Op *a, const Op *b)
 		const Attr *x = &a->attr[i], *y = &b->attr[i];
 		if (strcmp(x->key, y->key) == 0 && strcmp(x->key, "plus_one") == 0)
 			continue;
-		/* the table of a file begins with the first position */
+		/* the table in a file begins with the row of the first position */
 		if (a->kind == OP_embed_pos && strcmp(x->key, "offset") == 0)
 			continue;
 		double rel = a->kind == OP_embed && strcmp(x->key, "scale") == 0 ? 1.0 / 256 : 1e-6;

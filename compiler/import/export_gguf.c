@@ -1,11 +1,13 @@
 /* Export of a folder's model as GGUF (compiler/import/export.h).
  *
- * Keys: those of every architecture, those that the family's map names by a plain key, and those of
- * its `write` part, which are expressions over the folder's keys. Import then reads them back. If
- * the value of a key differs, it is written too, provided that the map has a name for it.
+ * Keys: the file gets the keys of every architecture, the keys that the family's map names by a
+ * plain key, and the keys of its `write` part, which are expressions over the folder's keys. Import
+ * then reads the file back. If it gets another value for a key of the description, that key is
+ * written too, provided that the map has a name for it.
  *
- * Tensors: the graph of the description with GGUF names, whose sources are positions in the file.
- * At the end the graph that was read back is compared with the folder's. */
+ * Tensors: those of the graph of the description with GGUF names; their sources are positions in
+ * the file. At the end, the graph that import reads back from the file is compared with the
+ * folder's graph. */
 #include "compiler/import/export.h"
 
 #include <math.h>
@@ -15,8 +17,8 @@
 #include "compiler/import/import.h"
 
 typedef struct ExportJob {
-	ImportSource *from; /* the folder */
-	Family family;      /* family with its gguf part */
+	ImportSource *from; /* keys and tensors of the folder */
+	Family family;      /* the family, with its gguf part */
 	Diag *d;
 	Arena *a;
 	const char *path;
@@ -27,7 +29,7 @@ typedef struct ExportJob {
 
 /* ---- keys ---- */
 
-/* Return whether the key is f32 in every file. */
+/* Return whether the key is f32 in every GGUF file. */
 static bool
 is_real(const char *name)
 {
@@ -79,7 +81,8 @@ is_plain(const char *s)
 	       strcmp(s, "null") && strcmp(s, "true") && strcmp(s, "false");
 }
 
-/* Return the file's key for one of ours; NULL: none, or it is only part of an expression. */
+/* Return the file's key for one of llmc's keys; NULL: there is none, or the map uses it only inside
+ * an expression. */
 static const char *
 plain_key(const ExportJob *j, SpecKey k)
 {
@@ -94,7 +97,7 @@ plain_key(const ExportJob *j, SpecKey k)
 		const Node *v = n->kind == NODE_LIST ? n->item[i] : n;
 		if (v->kind != NODE_SCALAR || node_is_null(v) || !is_plain(v->text))
 			continue;
-		/* an epsilon has two names; use that of the norm kind */
+		/* an epsilon has two names; the kind of norm decides which is used */
 		if (k == K_norm_eps &&
 		    (strstr(v->text, "rms") != NULL) != (j->spec->norm.kind == NORM_RMS))
 			continue;
@@ -131,7 +134,8 @@ family_keys(ExportJob *j)
 
 	for (size_t i = 0; map && map->kind == NODE_MAP && i < map->n; i++) {
 		const Node *item = map->item[i];
-		const bool several = item->kind == NODE_LIST; /* the first that is not null */
+		const bool several =
+		    item->kind == NODE_LIST; /* alternatives: the first one that is not null */
 		SpecExprVal v = { .kind = EXPR_NULL };
 		for (size_t k = 0; k < (several ? item->n : 1) && v.kind == EXPR_NULL; k++) {
 			const Node *n = several ? item->item[k] : item;
@@ -163,7 +167,7 @@ rope_keys(ExportJob *j)
 		str_add(j, "rope.scaling.type", "yarn");
 		num_add(j, "rope.scaling.factor", r->factor);
 		num_add(j, "rope.scaling.original_context_length", r->original_positions);
-		if (r->attention_factor > 0) /* multiplied with yarn's own factor */
+		if (r->attention_factor > 0) /* the file's factor is multiplied by yarn's own */
 			num_add(j, "rope.scaling.attn_factor",
 			        r->attention_factor /
 			            (1 + 0.1 * log(r->factor > 1 ? r->factor : 1)));
@@ -213,7 +217,8 @@ tensor_add(ExportJob *j, const PlanTensor *t, const PlanSource *s)
 		return false;
 	if (stack > 1 || strncmp(role, "e_", 2) == 0)
 		n.dim[n.n_dims++] = stack;
-	if (n.n_dims || s->cols == 0 || s->rows > 1) /* in GGUF a matrix of one row is a vector */
+	if (n.n_dims || s->cols == 0 ||
+	    s->rows > 1) /* GGUF stores a matrix of one row as a vector */
 		n.dim[n.n_dims++] = s->rows / stack;
 	if (s->cols)
 		n.dim[n.n_dims++] = s->cols;
@@ -239,7 +244,7 @@ made_add(ExportJob *j, const char *name, int n, const double *value)
 	};
 }
 
-/* Compute the divisor of each frequency for scalings that treat wavelengths separately. */
+/* Compute the divisor of each frequency, for scalings that depend on the wavelength. */
 static void
 rope_tensors(ExportJob *j)
 {
@@ -301,7 +306,7 @@ read_back(const ExportJob *j)
 	            : NULL;
 }
 
-/* Return whether a key describes location, storage or execution, not the computation. */
+/* Return whether a key describes location, storage or execution instead of the computation. */
 static bool
 is_not_computation(SpecKey k)
 {
@@ -349,8 +354,8 @@ known_families(const ExportJob *j)
 	return out;
 }
 
-/* Return general.architecture: from the gguf part, or the value that its condition requires. `arch`
- * may be a list of {if, is}, of which the first that holds applies. */
+/* Return general.architecture: the `arch` of the gguf part, or the value that its condition
+ * requires. `arch` may be a list of {if, is}, of which the first whose condition holds applies. */
 static const char *
 arch_of(const ExportJob *j)
 {
@@ -415,8 +420,8 @@ has_form(const ExportJob *j)
 	return !what;
 }
 
-/* Add the keys that import needs to recognise the same model, and return the Spec that import then
- * makes. NULL: errors are in d.
+/* Add the keys by which import recognises the same model. Return the Spec that import then makes.
+ * NULL: errors are in d.
  *
  *   requires  tensors and the first keys */
 static const Spec *
@@ -442,8 +447,8 @@ complete(ExportJob *j, SpecKey *differs)
 	return back;
 }
 
-/* Add the pooling: 1 mean, 2 first row, 3 last, 4 a classifier, whose own pooling is another key.
- */
+/* Add the pooling: 1 mean, 2 first row, 3 last row. 4 is a classifier, whose own pooling is another
+ * key. */
 static void
 pooling_keys(ExportJob *j)
 {

@@ -1,4 +1,4 @@
-/* Import: read the checkpoint, find the family, map its keys, check the tensors, write YAML. */
+/* Import: read the checkpoint, find the family, map its keys, check the tensors, write YAML */
 #include "compiler/import/import.h"
 
 #include <ctype.h>
@@ -9,8 +9,8 @@
 #include "base/file.h"
 #include "formats/flm.h"
 
-/* Return REPO of models--ORG--REPO/snapshots/COMMIT, a folder of Hugging Face's cache; NULL:
- * another path. */
+/* Return REPO of models--ORG--REPO/snapshots/COMMIT, a folder of Hugging Face's cache; NULL: the
+ * path has another form. */
 static const char *
 cached_name(Arena *a, const char *path)
 {
@@ -23,8 +23,8 @@ cached_name(Arena *a, const char *path)
 	return arena_strndup(a, at + 2, (size_t)(end - at - 2));
 }
 
-/* Return a name for files and folders: the last component of the path, without a checkpoint's
- * extension. */
+/* Return a name for files and folders: the last component of the path, without the extension of a
+ * checkpoint. */
 static const char *
 model_name(Arena *a, const char *path)
 {
@@ -53,7 +53,7 @@ model_name(Arena *a, const char *path)
 	return name;
 }
 
-/* Return whether a value must be written, that is, differs from the family's value and the
+/* Return whether a key need not be written, because its value is that of the family or the
  * default. */
 static bool
 is_implied(const ImportSource *s, SpecKey k)
@@ -78,7 +78,7 @@ import_text(const ImportSource *s)
 	                               strcmp(s->format, "hf") != 0 ? "a GGUF file"
 	                               : flm_name(s->path)          ? "a FastLLM model"
 	                                                            : "a Hugging Face folder");
-	const char *open = ""; /* prefix of the map being written, up to the last dot */
+	const char *open = ""; /* prefix of the map that is currently written, up to the last dot */
 
 	for (int k = 0; k < K_COUNT; k++) {
 		const char *path = spec_key[k].path;
@@ -108,8 +108,8 @@ resolve(const ImportSource *s, const char *text)
 	                      NULL, s->d, s->a);
 }
 
-/* Remove eos ids beyond the vocabulary: configurations of small models often keep the ids of large
- * ones. */
+/* Remove eos ids outside of the vocabulary. Configurations of small models often keep the ids of
+ * large ones. */
 static void
 drop_invalid_tokens(ImportSource *s, SpecKey k)
 {

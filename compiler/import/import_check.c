@@ -1,5 +1,6 @@
-/* Compare the description with the checkpoint's tensors: the prefix of their names, the presence
- * and shape of each needed tensor, unused tensors, and the storage types per role and layer. */
+/* Compare the description with the checkpoint's tensors: find the prefix of their names, check the
+ * presence and shape of each needed tensor, report unused tensors, and derive the storage types per
+ * role and layer. */
 #include <stdio.h>
 #include <string.h>
 
@@ -20,7 +21,7 @@ import_present(const ImportSource *s, const TensorRule *r)
 	return import_tensor_of(s, r) != NULL;
 }
 
-/* Return whether a tensor's name ends with this name, with any or no prefix. */
+/* Return whether a tensor's name ends with this name, after another prefix or none. */
 static bool
 has_other_prefix(const ImportSource *s, const char *name)
 {
@@ -37,8 +38,8 @@ has_other_prefix(const ImportSource *s, const char *name)
 	return false;
 }
 
-/* Return whether a checkpoint marked as tied stores a head that differs from the embedding, that
- * is, was trained separately. transformers then uses it. */
+/* Return whether a checkpoint that is marked as tied stores a head that differs from the embedding,
+ * because it was trained separately. transformers uses such a head. */
 static bool
 head_is_untied(const ImportSource *s, const TensorRule *embed, const TensorRule *head)
 {
@@ -51,8 +52,8 @@ head_is_untied(const ImportSource *s, const TensorRule *embed, const TensorRule 
 	       memcmp(h->data, e->data, (size_t)h->bytes) != 0;
 }
 
-/* Find the prefix of tensor names: it differs if a model was saved alone, inside a wrapper, or
- * without its head. */
+/* Find the prefix of tensor names. It depends on whether a model was saved alone, inside a wrapper,
+ * or without its head. */
 bool
 import_names(ImportSource *s, const Spec *spec)
 {
@@ -93,7 +94,8 @@ import_names(ImportSource *s, const Spec *spec)
 			const char *try = arena_printf(s->a, "%s%s", ways[i].to, name + n);
 			if (!source_tensor(s, arena_printf(s->a, "%s.weight", try)))
 				continue;
-			/* the head may lack the prefix of other names, so its name changes too */
+			/* the head may lack the prefix that other names have, so the head's name
+			 * may change too */
 			if (n || (*prefix && head &&
 			          source_tensor(s, arena_printf(s->a, "%s%s.weight", ways[i].to,
 			                                        head->name))))
@@ -109,13 +111,15 @@ import_names(ImportSource *s, const Spec *spec)
 			changed = true;
 		}
 		if (changed)
-			/* the head's name may have changed too: checked in the next round */
+			/* checked in the next round, because the head's name may have changed
+			 * too */
 			return true;
 	}
 	if (!spec->head.tied && spec->head.kind == LLMC_OUTPUT_LOGITS && head &&
 	    !import_present(s, head) && !has_other_prefix(s, head->name) &&
 	    import_present(s, embed)) {
-		source_set(s, K_tied, "true"); /* no stored head: it is tied to the embedding */
+		source_set(s, K_tied,
+		           "true"); /* no head is stored, so it is tied to the embedding */
 		return true;
 	}
 	if (spec->head.tied && spec->head.kind == LLMC_OUTPUT_LOGITS &&
@@ -146,7 +150,8 @@ rules_of(ImportCheck *c, const struct Stored *r, Dtype usual, const char *out)
 
 	for (int d = 0; d < DT_COUNT; d++)
 		for (int first = 0; first <= n;
-		     /* first layer with the same storage; skip the layer if it is an earlier one */
+		     /* first layer with the same storage type; if this is an earlier layer, the
+		      * type is already handled */
 		     first++) {
 			const StoredForm *h = &r->how[first];
 			uint8_t *in = NEW(a, uint8_t, n + 1);
@@ -160,8 +165,8 @@ rules_of(ImportCheck *c, const struct Stored *r, Dtype usual, const char *out)
 				count += in[l];
 				all += l < n && r->how[l].dtype != DT_NONE;
 			}
-			/* without a rule, biases would follow their role's rule; write one if types
-			 * differ */
+			/* Without a rule of its own, a bias would follow the rule of its role, so a
+			 * rule is written if the types differ. */
 			if (before || (d == (int)usual && !h->order && !h->factor && !bias))
 				continue;
 			bool outside = same_how(h, &r->how[n]);
@@ -188,7 +193,7 @@ storage(ImportCheck *c)
 	bool mixed = false;
 	const char *out = "";
 
-	/* The default is the type of most matrices in the layers; the embedding counts as one
+	/* The default is the type of most matrices in the layers. The embedding counts as one
 	 * tensor. */
 	for (size_t i = 0; i < c->n_role; i++)
 		for (int l = 0; l <= c->spec->n_layers; l++)
@@ -209,7 +214,7 @@ storage(ImportCheck *c)
 			          c->role[i].how[l].factor);
 	source_set(c->s, K_storage_default, dtype_text(usual));
 	for (int pass = 0; mixed && pass < 2;
-	     pass++) /* biases first, because the first matching rule decides */
+	     pass++) /* rules of biases come first, because the first matching rule decides */
 		for (size_t i = 0; i < c->n_role; i++)
 			if ((strchr(c->role[i].role, '.') != NULL) == (pass == 0))
 				out = rules_of(c, &c->role[i], usual, out);

@@ -1,4 +1,4 @@
-/* Parts of import_check. */
+/* Interfaces between the files of import_check */
 #ifndef LLMC_COMPILER_IMPORT_IMPORT_CHECK_H
 #define LLMC_COMPILER_IMPORT_IMPORT_CHECK_H
 
@@ -8,7 +8,8 @@ typedef struct ImportCheck {
 	ImportSource *s;
 	const Spec *spec;
 	int n_missing;
-	/* per role: storage by layer, [n_layers + 1], the last entry for outside the layers */
+	/* per role: storage by layer, [n_layers + 1]; the last entry is for tensors outside of the
+	 * layers */
 	size_t n_role, cap_role;
 	struct Stored {
 		const char *role;
@@ -16,7 +17,7 @@ typedef struct ImportCheck {
 		bool vector;
 		int64_t elems;
 	} *role;
-	/* order of expert columns per layer, [n_layers]; [0] gate and up, [1] down */
+	/* order of the columns of experts, per layer: [n_layers]; [0] gate and up, [1] down */
 	enum ExpertColumns {
 		EXPERTS_UNSEEN,
 		EXPERTS_PLAIN,
@@ -27,7 +28,7 @@ typedef struct ImportCheck {
 } ImportCheck;
 
 typedef struct StoredForm {
-	Dtype dtype; /* DT_NONE: no such tensor */
+	Dtype dtype; /* DT_NONE: there is no such tensor */
 	const SourceTensor *from;
 	const char *order, *factor; /* see StorageRule */
 } StoredForm;
@@ -44,9 +45,9 @@ typedef struct Role {
 		nm, r, c_, b                                                                       \
 	}
 
-/* Roles of a layer, in the order of the checks */
+/* Roles of a layer, in the order in which they are checked */
 typedef struct RoleList {
-	Role role[96]; /* more than the roles of any layer */
+	Role role[96]; /* no layer has more roles */
 	int n;
 } RoleList;
 
@@ -54,7 +55,8 @@ typedef struct RoleList {
 void import_layer_roles(ImportCheck *c, int l);
 void import_outer_roles(ImportCheck *c);
 
-/* import_roles_tower.c: add the roles outside the layers; set those of a merger of vision.deep */
+/* import_roles_tower.c: add the roles outside of the layers; set those of a merger in
+ * vision.deep */
 void import_tower_roles(const Spec *s, RoleList *list);
 void import_deep_roles(const Spec *s, RoleList *list);
 

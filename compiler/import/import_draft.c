@@ -1,5 +1,5 @@
-/* Draft checkpoints (mtp.part: draft). They may lack the embedding and the output matrix, which are
- * then those of their model, in the model's checkpoint: names that begin with '@'. */
+/* Draft checkpoints (mtp.part: draft). The embedding and the output matrix may be missing. They are
+ * then taken from the checkpoint of the model, under names that begin with '@'. */
 #include <string.h>
 
 #include "base/file.h"
@@ -35,7 +35,8 @@ read_model(ImportSource *m, llmc_error *err)
 	           : source_read_gguf(m, err);
 }
 
-/* Name of the tensor that has this role in the model; NULL: it is stored in another form. */
+/* Return the name of the tensor with this role in the model; NULL: the model stores the role in
+ * another form. */
 static const char *
 name_in_model(ImportSource *s, const char *role)
 {
@@ -49,8 +50,8 @@ name_in_model(ImportSource *s, const char *role)
 	return rule_name_in(s->a, of, r, -1, -1, ".weight");
 }
 
-/* Add the model's tensor for a role to those of the source. *from: the model's tensors, read once
- */
+/* Add the model's tensor for a role to the source. *from: tensors of the model, which are read
+ * once */
 static bool
 take_from_model(ImportSource *s, const char *role, ImportSource **from, llmc_error *err)
 {
@@ -97,7 +98,7 @@ take_from_model(ImportSource *s, const char *role, ImportSource **from, llmc_err
 	return true;
 }
 
-/* Does the checkpoint itself have a tensor for this role? */
+/* Return whether the draft checkpoint has a tensor for this role. */
 static bool
 has_own(const ImportSource *s, const char *role)
 {
@@ -124,7 +125,8 @@ import_add_model(ImportSource *s, llmc_error *err)
 		       s->file, own, of->name, (long long)of->vocab_size);
 		return false;
 	}
-	/* drafts are trained on short sequences; their acceptance beyond is measured */
+	/* Drafts are trained on short sequences. The runtime measures their acceptance at later
+	 * positions. */
 	if (of && s->value[K_max_positions] && number_parse(s->value[K_max_positions], &own) &&
 	    (int64_t)own < of->max_positions)
 		source_set_num(s, K_max_positions, (double)of->max_positions);
@@ -134,7 +136,7 @@ import_add_model(ImportSource *s, llmc_error *err)
 		    !take_from_model(s, role[i], &from, err))
 			ok = false;
 	if (from)
-		source_close_weights(from); /* only its names and shapes are taken */
+		source_close_weights(from); /* only names and shapes of its tensors are needed */
 	return ok;
 }
 

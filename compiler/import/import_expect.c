@@ -1,4 +1,4 @@
-/* Compares a value of the checkpoint with `expect` of a family. */
+/* Compare a value of the checkpoint with the `expect` of a family. */
 #include <string.h>
 
 #include "compiler/import/import.h"

@@ -1,5 +1,6 @@
-/* FastLLM files: the key table is the model's configuration as Python prints it, and tensors have
- * Hugging Face names. Values are parsed, then the file is read like a Hugging Face folder. */
+/* FastLLM files. The key table contains the model's configuration as Python prints it, and tensors
+ * have Hugging Face names. After the values are parsed, the file is read like a Hugging Face
+ * folder. */
 #include "compiler/import/import.h"
 
 #include <stdlib.h>
@@ -10,8 +11,8 @@
 #include "formats/flm.h"
 #include "formats/safetensors.h"
 
-/* Convert a value printed by Python to JSON: 'a' is "a", True is true, None is null, (1, 2) is [1,
- * 2]. Anything else remains a string. */
+/* Convert a value as Python prints it to JSON: 'a' becomes "a", True true, None null, (1, 2) [1,
+ * 2]. Any other text remains a string. */
 static json_t *
 value_of(ImportSource *s, const char *text)
 {
@@ -78,9 +79,11 @@ source_read_flm(ImportSource *s, llmc_error *err)
 	}
 	const json_t *scaling = json_object_get(root, "rope_scaling");
 	if (scaling && !json_is_object(scaling))
-		json_object_del(root, "rope_scaling"); /* None; its members are separate keys */
+		json_object_del(
+		    root, "rope_scaling"); /* its value is None; the members are separate keys */
 	source_take_config(s, root);
-	/* attributes of Python objects and generation settings: most do not describe the model */
+	/* most of the other keys are attributes of Python objects and generation settings, which do
+	 * not describe the model */
 	source_use(s, "*");
 	arena_done(s->a, root);
 	if (!source_take_weights(s, err))

@@ -1,4 +1,4 @@
-/* GGUF header: scalar keys, short lists of numbers, and tensors. */
+/* Reads a GGUF header: scalar keys, short lists of numbers, and tensors. */
 #include "compiler/import/import.h"
 
 #include <math.h>
@@ -37,7 +37,7 @@ take_key(ImportSource *s, const Gguf *g, const char *key)
 	if (!gguf_type(g, key, &type, &elem, &count))
 		return;
 	if (type == GGUF_STR && gguf_str(g, key, &str)) {
-		/* templates and licences are long and do not describe the model */
+		/* templates and licences are long, and do not describe the model */
 		const char *text = str.n > 4096 || memchr(str.s, 0, str.n)
 		                       ? "(long text)"
 		                       : arena_strndup(s->a, str.s, str.n);
@@ -52,7 +52,7 @@ take_key(ImportSource *s, const Gguf *g, const char *key)
 		bool same = n == count && n > 0;
 		for (size_t i = 1; same && i < n; i++)
 			same = item[i].num == item[0].num;
-		/* a list with equal values for all layers becomes one value */
+		/* a list with the same value for all layers becomes that value */
 		source_add(s, key,
 		           same ? (SpecExprVal){ .kind = item[0].kind, .num = item[0].num, .n = n }
 		                : (SpecExprVal){ .kind = EXPR_LIST, .n = n, .item = item });
@@ -77,8 +77,8 @@ take_tensor(ImportSource *s, const GgufTensor *t, SourceTensor *to)
 		to->dim[i] = t->dim[t->n_dims - 1 - i];
 }
 
-/* Name the kind of the tower as families match it. Files with several encoders have a key for each.
- */
+/* Name the kind of the tower with the word that families match. Files with several encoders have a
+ * separate key for each. */
 static void
 take_projector(ImportSource *s, const Gguf *g)
 {
@@ -94,8 +94,8 @@ take_projector(ImportSource *s, const Gguf *g)
 		}
 }
 
-/* The language model and the tower are files of their own. Check that this is the wanted one, and
- * read of the other what both depend on. */
+/* The language model and the tower are separate files. Check that this is the wanted one, and read
+ * from the other file the keys on which both depend. */
 static bool
 read_parts(ImportSource *s, const Gguf *g, llmc_error *err)
 {
@@ -202,8 +202,8 @@ scaling(ImportSource *s)
 	for (size_t i = 0; i < sizeof copy / sizeof *copy; i++)
 		if (source_num(s, copy[i].key, &v))
 			source_set_num(s, copy[i].k, v);
-	/* for yarn the factor multiplies yarn's own, which latent attention keeps for its scores;
-	 * for longrope it replaces it */
+	/* For yarn, the file's factor multiplies yarn's own, and latent attention keeps the latter
+	 * for its scores. For longrope, the file's factor replaces it. */
 	if (strcmp(type, "yarn") == 0 && source_num(s, "rope.scaling.attn_factor", &v)) {
 		bool own = source_num(s, "rope.scaling.yarn_log_multiplier", &max) && max != 0;
 		double factor = source_num(s, "rope.scaling.factor", &max) && max > 1 ? max : 1;
@@ -222,7 +222,7 @@ scaling(ImportSource *s)
 		source_set_num(s, K_rope_factor, max > v ? max / v : 1);
 }
 
-/* Read the linear layers after the pooling, without biases and activations. */
+/* Read the linear layers that follow the pooling. They have no biases and activations. */
 static void
 dense(ImportSource *s)
 {
@@ -263,7 +263,7 @@ source_convert_gguf(ImportSource *s)
 	}
 	if (*out)
 		source_set(s, K_eos, arena_printf(s->a, "[%s]", out));
-	/* 1: mean, 2: first, 3: last, 4: scores of a classifier over one of these */
+	/* 1: mean, 2: first, 3: last; 4: scores of a classifier, over one of these */
 	if (source_num(s, "pooling_type", &v) && v >= 1 && v <= 4) {
 		static const char *const kind[] = { "mean", "cls", "last", "last" };
 		const SourceTensor *scores = source_tensor(s, "cls.output.weight");
@@ -277,7 +277,7 @@ source_convert_gguf(ImportSource *s)
 			source_set_num(s, K_labels,
 			               scores->n_dims == 1 ? 1 : (double)scores->dim[0]);
 		source_set(s, K_pool_norm,
-		           v == 4 ? "false" : "true"); /* as in llama.cpp's server */
+		           v == 4 ? "false" : "true"); /* the default of llama.cpp's server */
 	}
 	if (source_num(s, "tokenizer.ggml.bos_token_id", &v))
 		source_set_num(s, K_bos, v);

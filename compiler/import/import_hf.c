@@ -1,5 +1,6 @@
-/* Hugging Face folder: config.json, generation_config.json, the headers of its safetensors and the
- * modules of sentence-transformers. import_hf_convert.c resolves the conventions of its keys. */
+/* Reads a Hugging Face folder: config.json, generation_config.json, the headers of its safetensors,
+ * and the modules of sentence-transformers. import_hf_convert.c converts its keys to the
+ * conventions of descriptions. */
 #include "compiler/import/import.h"
 
 #include <math.h>
@@ -55,7 +56,7 @@ flatten(ImportSource *s, const json_t *object, const char *prefix, bool used, in
 		const char *path = arena_printf(s->a, "%s%s", prefix, name);
 		if (json_is_object(v) && depth < MAX_JSON_DEPTH) {
 			source_add(s, path,
-			           /* for has(path) */
+			           /* for the condition has(path) */
 			           (SpecExprVal){ .kind = EXPR_BOOL, .num = 1 });
 			flatten(s, v, arena_printf(s->a, "%s.", path), used, depth + 1);
 			source_use(s, path);
@@ -67,7 +68,7 @@ flatten(ImportSource *s, const json_t *object, const char *prefix, bool used, in
 	}
 }
 
-/* Parse a file with one JSON object, into the arena; NULL: the reason is in *err. */
+/* Parse a file that contains one JSON object, into the arena. NULL: the reason is in *err */
 static json_t *
 load_json(ImportSource *s, const char *path, llmc_error *err)
 {
@@ -92,7 +93,8 @@ load_json(ImportSource *s, const char *path, llmc_error *err)
 	return root;
 }
 
-/* Return the object of this name; NULL if it is empty, absent or of another type. */
+/* Return the member that is an object of this name; NULL if it is empty, absent or of another
+ * type. */
 static const json_t *
 part_of(const json_t *object, const char *name)
 {
@@ -101,13 +103,14 @@ part_of(const json_t *object, const char *name)
 	return json_is_object(v) && json_object_size(v) ? v : NULL;
 }
 
-/* Return the language model's part of a wrapper's config; NULL: not a wrapper. */
+/* Return the part of a wrapper's config that describes the language model; NULL: the config is not
+ * a wrapper's. */
 static const json_t *
 text_of(const json_t *root)
 {
 	static const char *const names[] = { "text_config", "llm_config", "language_config" };
 	const json_t *in[] = { part_of(root, "thinker_config"),
-		               root }; /* the first for models with a speech part */
+		               root }; /* the first name is that of models with a speech part */
 	const json_t *text = NULL;
 
 	for (size_t k = 0; k < 2; k++)
@@ -116,11 +119,11 @@ text_of(const json_t *root)
 	return text;
 }
 
-/* Read a config. In a wrapper with other parts, the language model is in text_config. Keys outside
- * describe the other parts, except those of the whole model: for these text_config may contain only
- * class defaults. */
-/* Read the keys of a vision tower. Those outside of vision_config (text_config.hidden_size) have
- * their full names, and model_type of the whole is `wrapper_type`. */
+/* Read a config. In a wrapper with other parts, text_config describes the language model. Keys
+ * outside of text_config describe the other parts, with a few exceptions that describe the whole
+ * model: for these, text_config may contain only the defaults of its class. */
+/* Read the keys of a vision tower. Keys outside of vision_config have their full names
+ * (text_config.hidden_size). The model_type of the wrapper is the key `wrapper_type`. */
 static bool
 take_tower(ImportSource *s, const json_t *root)
 {
@@ -286,7 +289,7 @@ source_close_weights(ImportSource *s)
 
 /* ---- embeddings ---- */
 
-/* Read the pooling of a sentence-transformers folder: a flag per kind, or a word. */
+/* Read the pooling of a sentence-transformers folder. It is a flag per kind, or a word. */
 static bool
 read_pooling(ImportSource *s, const char *path, llmc_error *err)
 {
@@ -321,7 +324,7 @@ read_pooling(ImportSource *s, const char *path, llmc_error *err)
 	return kind != NULL;
 }
 
-/* Read a linear layer that follows the pooling; `at`: its index among these layers. */
+/* Read a linear layer that follows the pooling. at: its index among these layers */
 static bool
 read_dense(ImportSource *s, const char *path, int at, llmc_error *err)
 {
@@ -365,8 +368,8 @@ read_dense(ImportSource *s, const char *path, int at, llmc_error *err)
 	return true;
 }
 
-/* Read the modules of sentence-transformers: a model, a pooling, linear layers, and an optional
- * normalisation at the end. */
+/* Read the modules of sentence-transformers: a model, a pooling, linear layers, and at the end an
+ * optional normalisation. */
 static bool
 read_modules(ImportSource *s, llmc_error *err)
 {
@@ -419,7 +422,7 @@ read_modules(ImportSource *s, llmc_error *err)
 	return true;
 }
 
-/* Read a classification head: scores of the last token. */
+/* Read a classification head, which computes scores from the last token. */
 static void
 read_classification_head(ImportSource *s)
 {
@@ -436,7 +439,7 @@ read_classification_head(ImportSource *s)
 	source_set(s, K_head_bias, source_tensor(s, "score.bias") ? "true" : "false");
 }
 
-/* Read the tensors. A folder without weights is a valid description. */
+/* Return whether the folder has weights. A folder without weights is a valid description. */
 static bool
 has_weights(const char *dir, Arena *a)
 {
@@ -472,7 +475,7 @@ source_read_hf(ImportSource *s, llmc_error *err)
 	llmc_error none = { 0 };
 	if (look && safetensors_open(s->path, &weights, err) != LLMC_OK)
 		return false;
-	/* without the usual names: a single file of another name, or none */
+	/* the usual names are missing: either a single file has another name, or there is none */
 	if (!look && json_object_get(config, "model_type") &&
 	    safetensors_open(s->path, &weights, &none) != LLMC_OK &&
 	    !strstr(none.text, "holds no weights")) {

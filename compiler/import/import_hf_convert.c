@@ -1,5 +1,5 @@
 /* Conventions of config.json that all families share: rope_scaling or rope_parameters, shapes per
- * layer type, dtype, eos and bos, quantization_config. */
+ * layer type, dtype, eos and bos, quantization_config */
 #include "compiler/import/import.h"
 
 #include <stdlib.h>
@@ -41,8 +41,8 @@ list_numbers(ImportSource *s, SpecKey k, SpecExprVal v)
 static SpecKey
 at(SpecKey base, SpecKey main)
 {
-	/* Keys of the local table are in the same order, except `dims`, which follows theta in one
-	 * table and precedes it in the other. */
+	/* The keys of the local table have the same order, except `dims`. It follows theta in one
+	 * table, and precedes theta in the other. */
 	return (SpecKey)(base + (main - K_rope_scaling));
 }
 
@@ -64,8 +64,8 @@ rope_type(ImportSource *s, const char *object)
 	return type ? type : old;
 }
 
-/* Return whether partial_rotary_factor is the share of pairs that rotate (rope.turning). The table
- * then spans all dimensions of a head. */
+/* Return whether partial_rotary_factor is the share of pairs that rotate (rope.turning). If so, the
+ * table spans all dimensions of a head. */
 static bool
 is_proportional(ImportSource *s, const char *object)
 {
@@ -74,7 +74,7 @@ is_proportional(ImportSource *s, const char *object)
 	return type && strcmp(type, "proportional") == 0;
 }
 
-/* Convert one object of rope parameters; base: K_rope_scaling or K_local_scaling. */
+/* Convert one object of rope parameters. base: K_rope_scaling or K_local_scaling */
 static void
 convert_rope(ImportSource *s, const char *object, SpecKey base)
 {
@@ -86,9 +86,10 @@ convert_rope(ImportSource *s, const char *object, SpecKey base)
 	if (!type || strcmp(type, "default") == 0 || (s->tower && strcmp(type, "axial") == 0))
 		return;
 	if (strcmp(type, "su") == 0 || (strcmp(type, "yarn") == 0 && shorts.kind == EXPR_LIST))
-		type = "longrope"; /* its earlier names */
+		type = "longrope"; /* earlier names of the type */
 	if (strcmp(type, "deepseek_yarn") == 0)
-		type = "yarn"; /* with mscale and mscale_all_dim, which are read for yarn anyway */
+		type =
+		    "yarn"; /* yarn with mscale and mscale_all_dim, which are read for every yarn */
 	static const char *const known[] = { "linear", "dynamic",  "yarn",
 		                             "llama3", "longrope", "proportional" };
 	bool found = false;
@@ -120,14 +121,14 @@ convert_rope(ImportSource *s, const char *object, SpecKey base)
 		source_set_num(s, at(base, K_rope_truncate), truncate.num);
 	list_numbers(s, at(base, K_rope_short_factor), shorts);
 	list_numbers(s, at(base, K_rope_long_factor), longs);
-	/* the one outside takes precedence, as in transformers */
+	/* a value outside of the object takes precedence, as in transformers */
 	if (source_num(s, arena_printf(s->a, "%s.original_max_position_embeddings", object), &v))
 		original = v;
 	if (source_num(s, "original_max_position_embeddings", &v))
 		original = v;
 	if (original > 0)
 		source_set_num(s, at(base, K_rope_original), original);
-	/* longrope gives its factor as the ratio of the two lengths */
+	/* longrope may give its factor as the ratio of the two lengths */
 	if (strcmp(type, "longrope") == 0 && original > 0 &&
 	    source_num(s, "max_position_embeddings", &max))
 		source_set_num(s, at(base, K_rope_factor), max > original ? max / original : 1);
@@ -145,7 +146,7 @@ copy_num(ImportSource *s, const char *from, const char *to)
 	return true;
 }
 
-/* Make the keys of theta and the rotated share from one object of rope parameters. */
+/* Make the keys of theta and of the rotated share from one object of rope parameters. */
 static bool
 copy_rope(ImportSource *s, const char *object, const char *theta, const char *part)
 {
@@ -157,12 +158,12 @@ copy_rope(ImportSource *s, const char *object, const char *theta, const char *pa
 	return proportional;
 }
 
-/* Make the keys rope.theta and rope.partial_rotary_factor, under which family files refer to them
- * whatever the source calls them. */
+/* Make the keys rope.theta and rope.partial_rotary_factor. Family files use these names, whatever
+ * the source calls them. */
 static void
 rope_keys(ImportSource *s)
 {
-	/* transformers ignores the second if the first is there */
+	/* transformers ignores the second object if the first exists */
 	static const char *const objects[] = { "rope_scaling", "rope_parameters" };
 	bool proportional = false;
 	const bool layered = source_val(s, "rope_parameters.full_attention").kind != EXPR_NULL ||
@@ -195,8 +196,8 @@ rope_keys(ImportSource *s)
 	source_use(s, "original_max_position_embeddings");
 }
 
-/* Rename per_layer_config.7.head_dim to per_layer_config.full_attention.head_dim, by the type of
- * layer 7: layers of one type have one shape. */
+/* Rename per_layer_config.7.head_dim to per_layer_config.full_attention.head_dim, after the type of
+ * layer 7. Layers of one type have the same shape. */
 static void
 layer_config(ImportSource *s)
 {
@@ -236,7 +237,7 @@ ids(ImportSource *s, SpecKey k, SpecExprVal v)
 		v = (SpecExprVal){ .kind = EXPR_LIST, .n = 1, .item = &one };
 	for (size_t i = 0; v.kind == EXPR_LIST && i < v.n; i++) {
 		if (v.item[i].kind != EXPR_NUM || v.item[i].num < 0)
-			continue; /* -1 may stand for none */
+			continue; /* -1 may mean that there is none */
 		yaml_number(num, v.item[i].num);
 		out = arena_printf(s->a, "%s%s%s", out, *out ? ", " : "", num);
 		if (spec_key[k].type == TYPE_INT)
@@ -258,7 +259,7 @@ source_convert_hf(ImportSource *s)
 		       s->file,
 		       method ? method : "a method that quantization_config does not name");
 	source_use(s, "quantization_config*");
-	source_use(s, "quantization.*"); /* MLX writes it twice */
+	source_use(s, "quantization.*"); /* MLX writes the object under two names */
 	rope_keys(s);
 	layer_config(s);
 	const char *torch = source_str(s, "torch_dtype"), *plain = source_str(s, "dtype");

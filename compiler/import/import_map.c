@@ -1,5 +1,5 @@
-/* Apply a family file: `match` finds it, `keys` and `when` convert the source's keys, `values`
- * translates words, `expect` rejects unsupported values. */
+/* Applies a family file. `match` identifies the family, `keys` and `when` convert the source's
+ * keys, `values` translates words, and `expect` rejects unsupported values. */
 #include "compiler/import/import.h"
 
 #include <math.h>
@@ -18,7 +18,7 @@ env_key(void *user, const char *name)
 	return source_val(s, name);
 }
 
-/* Return the value of one of our keys from import, else from the family. */
+/* Return the value of one of llmc's keys: the one that import has set, otherwise the family's. */
 static SpecExprVal
 env_resolved(void *user, const char *name)
 {
@@ -75,8 +75,8 @@ import_eval(ImportSource *s, const Node *n, SpecExprVal *out)
 	return expr_eval(n->text, n->loc, &env, s->d, s->a, out);
 }
 
-/* Find the family of this list whose `match` holds. False: none does, or a family file has errors;
- * all [*n]: the families that were tried. */
+/* Find the family in this list whose `match` holds. Returns false if none does, or if a family file
+ * has errors. all [*n]: the families that were tried */
 static bool
 find_family(ImportSource *s, const char *which, Family *found, Family **all, size_t *n)
 {
@@ -111,7 +111,7 @@ find_family(ImportSource *s, const char *which, Family *found, Family **all, siz
 	return false;
 }
 
-/* Return whether the checkpoint has the tower's projection of patches, with any prefix. */
+/* Return whether the checkpoint has the tower's projection of patches, under any prefix. */
 static bool
 has_tower(const ImportSource *s, const Family *tower)
 {
@@ -126,7 +126,7 @@ has_tower(const ImportSource *s, const Family *tower)
 	return !s->have_tensors;
 }
 
-/* Record which token stands for a row of an image, if llmc has the tower of this wrapper. */
+/* Record the token that stands for a row of an image, if llmc has the tower of this wrapper. */
 static void
 image_token(ImportSource *s)
 {
@@ -143,7 +143,7 @@ image_token(ImportSource *s)
 			source_set_num(s, K_vision_token, token);
 }
 
-/* Warn about parts of a wrapper that llmc cannot run. */
+/* Warn about parts of a wrapper that llmc does not run. */
 static void
 warn_parts(const ImportSource *s)
 {
@@ -215,8 +215,8 @@ numbers_text(ImportSource *s, SpecExprVal list)
 	return out;
 }
 
-/* Replace keys by numbers in a selector such as "{from: first_dense, every: step}"; NULL: a key is
- * absent. */
+/* Replace keys by numbers in a selector such as "{from: first_dense, every: step}". NULL: the
+ * source lacks one of the keys */
 static const char *
 fill_template(ImportSource *s, const Node *n)
 {
@@ -226,7 +226,7 @@ fill_template(ImportSource *s, const Node *n)
 
 	if (!t || t->kind != NODE_MAP)
 		return NULL;
-	/* look up every key even if one is absent, so that all count as used */
+	/* every key is looked up, even after one was not found, so that all count as used */
 	bool complete = true;
 	for (size_t i = 0; i < t->n; i++) {
 		SpecExprVal v;
@@ -270,7 +270,7 @@ family_tensor(const ImportSource *s, const char *role)
 	return n && n->kind == NODE_SCALAR ? n->text : NULL;
 }
 
-/* Translate a word of the source. */
+/* Translate a word of the source by the family's `values`. */
 static const char *
 word_value(ImportSource *s, SpecKey k, const char *word, const Node *expr)
 {
@@ -281,7 +281,8 @@ word_value(ImportSource *s, SpecKey k, const char *word, const Node *expr)
 	if (v && v->kind == NODE_SCALAR)
 		return v->text;
 	if (!map)
-		return word; /* already one of our words; if not, the Spec reports it */
+		return word; /* already one of llmc's words; if it is not, building the Spec reports
+		                it */
 	for (size_t i = 0; i < map->n; i++)
 		known = arena_printf(s->a, "%s%s%s", known, i ? ", " : "", map->key[i]->text);
 	err_at(s->d, (Loc){ 0 }, "%s: %s = %.60s: llmc supports %s here", s->file,
@@ -404,8 +405,8 @@ node_add(Arena *a, Node *to, Node *key, Node *item)
 	to->item[to->n++] = item;
 }
 
-/* Append names of one condition to those of earlier conditions: drops accumulate; for other keys
- * the last one applies. */
+/* Append the names of one condition to those of earlier conditions. Drop rules accumulate; of other
+ * keys, the last one applies. */
 static void
 add_names(Arena *a, Node *to, const Node *map)
 {
@@ -431,8 +432,7 @@ add_names(Arena *a, Node *to, const Node *map)
 	}
 }
 
-/* Return tensor names by role for a checkpoint that stores them differently from most of its
- * family. */
+/* Return tensor names by role for a checkpoint that differs from most checkpoints of its family. */
 static const char *
 names_text(ImportSource *s, const Node *map)
 {
@@ -494,7 +494,8 @@ apply_when(ImportSource *s)
 				source_set(s, (SpecKey)k, NULL);
 				map_key(s, (SpecKey)k, to);
 			} else if (to->kind == NODE_SCALAR && *to->text != '{') {
-				import_eval(s, to, &v); /* marks its keys as used */
+				import_eval(s, to,
+				            &v); /* marks the keys of the condition as used */
 			}
 		}
 	}
@@ -521,7 +522,8 @@ show(ImportSource *s, SpecExprVal v)
 	return "a list";
 }
 
-/* own: the family's rules for the same keys, which take precedence */
+/* Check values against `expect`. own: the family's rules for the same keys, which take
+ * precedence */
 static void
 check_expect(ImportSource *s, const Node *expect, const Node *own)
 {
@@ -543,7 +545,8 @@ check_expect(ImportSource *s, const Node *expect, const Node *own)
 	}
 }
 
-/* Refuse a checkpoint for which a condition of several keys holds. */
+/* Refuse a checkpoint if one of the conditions in `refuse` holds. A condition may have several
+ * keys. */
 static void
 check_refuse(ImportSource *s, const Node *list)
 {
@@ -567,8 +570,8 @@ ignore(ImportSource *s, const Node *list)
 			source_use(s, list->item[i]->text);
 }
 
-/* Report unknown keys, each of which could change every logit: all in one message that names the
- * option to ignore them. */
+/* Report unknown keys, each of which could change every logit. One message lists them all and names
+ * the option that ignores them. */
 static void
 unknown_keys(ImportSource *s)
 {
@@ -606,6 +609,6 @@ import_map(ImportSource *s)
 	}
 	ignore(s, node_get(s->family.base, "ignore"));
 	unknown_keys(s);
-	/* last, because a condition marks its keys as used */
+	/* last, because evaluating a condition marks its keys as used */
 	check_refuse(s, node_get(s->family.base, "refuse"));
 }

@@ -1,6 +1,7 @@
-/* For a model that no family file matches: find the most similar family and the tensors and keys
- * that differ. Only names are compared: a tensor of the first layer, or outside the layers, with
- * the family's names of roles; a key with the words of its file. */
+/* For a model that no family file matches: finds the most similar family, and the tensors and keys
+ * that differ. Only names are compared. Tensors of the first layer, and those outside of the
+ * layers, are compared with the family's names of roles; keys with all words of the family's
+ * file. */
 #include "compiler/import/import.h"
 
 #include <string.h>
@@ -17,7 +18,7 @@ names_role(const Node *map, const char *role)
 	return false;
 }
 
-/* Convert a rule to a pattern: "{l}", "{e}" and "{+..}" match any string; options after "|" are
+/* Convert a rule to a pattern. "{l}", "{e}" and "{+..}" match any string; options after "|" are
  * dropped. */
 static const char *
 pattern_of(Arena *a, const char *prefix, const char *layer, const char *name)
@@ -97,7 +98,7 @@ has_name(Arena *a, const NameList *n, const char *tensor)
 	return false;
 }
 
-/* Return whether to compare the tensor: those of one layer represent all layers. */
+/* Return whether to compare the tensor. Tensors of one layer represent those of all layers. */
 static bool
 counts(const char *tensor)
 {
@@ -113,8 +114,8 @@ ignores(const Node *list, const char *key)
 	return false;
 }
 
-/* Return whether the family's file, or the common file, uses the key. A key whose value `expect`
- * does not allow does not count. */
+/* Return whether the family's file, or the file common to all families, uses the key. A key whose
+ * value `expect` does not allow is not counted. */
 static bool
 knows_key(const Family *f, const SourceKey *k)
 {

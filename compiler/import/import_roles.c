@@ -1,5 +1,5 @@
-/* Checks of the tensors that a description names: all roles of each layer and outside the layers,
- * with their shapes. */
+/* Checks of the tensors that a description names: all roles, of each layer and outside of the
+ * layers, with their shapes */
 #include <stdio.h>
 #include <string.h>
 
@@ -7,8 +7,8 @@
 #include "compiler/import/import_check.h"
 #include "formats/quant_format.h"
 
-/* Return the first role of the layer with the same column order (or factors): these roles share one
- * permuted x. */
+/* Return the first role of the layer that has the same column order (or factors). Such roles share
+ * one permuted x. */
 static const char *
 first_with_same_columns(const ImportCheck *c, const struct Stored *own, int place,
                         const SourceTensor *t, bool order)
@@ -26,8 +26,8 @@ first_with_same_columns(const ImportCheck *c, const struct Stored *own, int plac
 	return own->role;
 }
 
-/* Return the rule of an expert role if each expert is a separate, untransformed tensor; else
- * NULL. */
+/* Return the rule of an expert role if each expert is a separate tensor without a transformation;
+ * otherwise NULL. */
 static const TensorRule *
 expert_rule(const ImportCheck *c, const char *role)
 {
@@ -38,8 +38,8 @@ expert_rule(const ImportCheck *c, const char *role)
 }
 
 /* Classify the column order of a layer's experts. Blocks can be kept if each expert is a separate
- * tensor, and gate and up, which share x, have one order. Rows of gate and up follow the order of
- * down. */
+ * tensor, and gate and up, which share x, have the same order. Rows of gate and up follow the
+ * column order of down. */
 static enum ExpertColumns
 expert_columns(ImportCheck *c, const char *role, int layer)
 {
@@ -66,7 +66,7 @@ expert_columns(ImportCheck *c, const char *role, int layer)
 			t[i] = source_tensor(
 			    c->s, rule_name_in(c->s->a, s, rule[i], layer, e, ".weight"));
 			if (!t[i])
-				return EXPERTS_PLAIN; /* a missing tensor is reported elsewhere */
+				return EXPERTS_PLAIN; /* other checks report the missing tensor */
 			any |= t[i]->order || t[i]->factor;
 			good = good && !t[i]->factor && t[i]->dtype != DT_F32;
 		}
@@ -156,8 +156,8 @@ shape_text(Arena *a, const int64_t *dim, int n)
 	return arena_printf(a, "[%s]", out);
 }
 
-/* Return whether the last dimensions of the tensor, more than one of them, multiply to this width.
- */
+/* Return whether the last dimensions of the tensor, more than one of them, multiply to this
+ * width. */
 static bool
 ends_with_dims(const SourceTensor *t, int64_t width)
 {
@@ -170,8 +170,9 @@ ends_with_dims(const SourceTensor *t, int64_t width)
 	return n == width;
 }
 
-/* Check one tensor with the rows of all roles stacked in it; cols 0: a vector. A stack of matrices
- * (experts, heads) has `units` of them, possibly as a separate first dimension in the file. */
+/* Check one tensor, which has the rows of all roles stacked in it. cols 0: a vector. A stack of
+ * matrices (experts, heads) has `units` of them; in the file, units may be a separate first
+ * dimension. */
 static void
 tensor(ImportCheck *c, const TensorRule *r, const char *role, int layer, int expert, int64_t rows,
        int64_t cols, int64_t units, const char *suffix)
@@ -192,7 +193,7 @@ tensor(ImportCheck *c, const TensorRule *r, const char *role, int layer, int exp
 		if (__builtin_mul_overflow(have, t->dim[i], &have))
 			have = -1;
 	/* The columns of an untransposed matrix are its last dimension, those of a convolution
-	 * several. Vectors may have additional dimensions of 1. */
+	 * several dimensions. Vectors may have additional dimensions of 1. */
 	int64_t each = rows / units, width = r->transpose ? each : cols;
 	bool stack = units > 1 && t->n_dims == 3;
 	if (have != want ||
@@ -242,7 +243,7 @@ role_named(const Role *role, int n, const char *name)
 	return NULL;
 }
 
-/* Check all roles of a layer, or of those outside the layers; each tensor once. */
+/* Check all roles of a layer, or all roles outside of the layers. Each tensor is checked once. */
 static void
 check_roles(ImportCheck *c, const RoleList *list, int layer, int n_experts)
 {
@@ -261,7 +262,8 @@ check_roles(ImportCheck *c, const RoleList *list, int layer, int n_experts)
 			    c->s->path, s->family, role[i].name);
 			continue;
 		}
-		/* a stacked tensor is checked at its first role, with the rows of all */
+		/* a stacked tensor is checked at the first of its roles, with the rows of all
+		 * roles */
 		for (const char *p = r->role;;) {
 			size_t k = strcspn(p, "+");
 			const Role *part = role_named(role, n, arena_strndup(c->s->a, p, k));
@@ -293,7 +295,7 @@ check_roles(ImportCheck *c, const RoleList *list, int layer, int n_experts)
 	}
 }
 
-/* Check the bias of a vector with a different length. */
+/* Check a bias whose length differs from that of the vector of its role. */
 static void
 bias_role(ImportCheck *c, const char *role, int layer, int64_t rows)
 {
@@ -664,8 +666,8 @@ import_outer_roles(ImportCheck *c)
 		ROLE("rope_factors_long", s->rope[0].dims / 2, 0, false);
 		ROLE("rope_factors_short", s->rope[0].dims / 2, 0, false);
 	} else if (s->rope[0].factors_tensor[0]) {
-		/* The tensor has the length of the longer table if windowed layers have their own;
-		 * this table uses its first elements. */
+		/* If windowed layers have their own table, the tensor has the length of the longer
+		 * table, and this table uses its first elements. */
 		const SourceTensor *t = source_tensor(c->s, s->rope[0].factors_tensor[0]);
 		bool longer = t && s->n_rope > 1 && t->n_dims == 1 &&
 		              t->dim[0] == s->rope[1].dims / 2 && s->rope[1].dims > s->rope[0].dims;

@@ -1,4 +1,4 @@
-/* Keys and tensors of a checkpoint of any format. */
+/* Keys and tensors of a checkpoint of any format */
 #include "compiler/import/import.h"
 
 #include <stdlib.h>
@@ -111,11 +111,11 @@ source_set_num(ImportSource *s, SpecKey k, double v)
 	    spec_key[k].type == TYPE_BOOL ? (v != 0 ? "true" : "false") : arena_strdup(s->a, text);
 }
 
-/* Convert a list of layer types to the layers of one type, depending on the key: ["full_attention",
- * "sliding_attention", ...] to the windowed layers (also called global and local), or to those of
- * linear_attention or conv; ["dense", "sparse", ...] to the MoE layers; ["full", "shared", ...] to
- * those with an indexer; [true, false, ...] to those that are true; [1, 0, ...] to those with 1,
- * for layers that rotate. */
+/* Convert a list of layer types to the list of layers of one type. The key determines the type:
+ * ["full_attention", "sliding_attention", ...] to the windowed layers (also called global and
+ * local), or to those of linear_attention or conv; ["dense", "sparse", ...] to the MoE layers;
+ * ["full", "shared", ...] to those with an indexer; [true, false, ...] to those that are true; [1,
+ * 0, ...] to those with 1, for layers that rotate. */
 bool
 source_set_layers(ImportSource *s, SpecKey k, SpecExprVal types)
 {
@@ -140,7 +140,7 @@ source_set_layers(ImportSource *s, SpecKey k, SpecExprVal types)
 	const double n_layers =
 	    s->value[K_n_layers] && number_parse(s->value[K_n_layers], &n) ? n : (double)types.n;
 
-	/* lists may continue with MTP layers after the model's layers */
+	/* a list may go on with MTP layers after the model's layers */
 	for (size_t i = 0; i < types.n && (double)i < n_layers; i++) {
 		if (types.item[i].kind == EXPR_BOOL ||
 		    (k == K_rope_layers && types.item[i].kind == EXPR_NUM)) {
@@ -192,6 +192,6 @@ family_word(const ImportSource *s, SpecKey k)
 
 	if (!v)
 		v = block_value(s->family.block, spec_key[k].path);
-	/* "": a value that is not a word */
+	/* "": the value is not a word */
 	return !v ? NULL : v->kind == NODE_SCALAR ? v->text : "";
 }

@@ -1,4 +1,5 @@
-/* Tensors of a checkpoint that no role names: ignored, constant, or an error. */
+/* Tensors of a checkpoint that no role names. They are ignored, have to be constant, or are an
+ * error. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,8 +9,8 @@
 #include "compiler/import/import_check.h"
 #include "formats/dequant.h"
 
-/* Return the layer with which the pattern gives this name, 0 for patterns without a layer, or
- * -1. */
+/* Return the layer for which the pattern expands to this name; 0 for patterns without a layer; -1:
+ * none. */
 static long
 import_layer_of(const char *pattern, const char *name, bool prefix)
 {
@@ -32,8 +33,9 @@ import_layer_of(const char *pattern, const char *name, bool prefix)
 	return !*name || (prefix && *name == '.') ? layer : -1;
 }
 
-/* Return whether a GGUF layer is an MTP layer. GGUF counts these in block_count and marks them by
- * tensors of their own. Tensors of any other layer past the last mean that block_count is wrong. */
+/* Return whether a GGUF layer is an MTP layer. GGUF counts MTP layers in block_count, and they have
+ * tensors that no other layer has. If a layer past the last one has no such tensor, block_count is
+ * wrong. */
 static bool
 import_is_mtp_layer(ImportCheck *c, long layer)
 {
@@ -49,7 +51,7 @@ import_is_mtp_layer(ImportCheck *c, long layer)
 }
 
 /* Return whether the tensor is a key or value projection of a layer that reads another layer's
- * cache; some files store them anyway. */
+ * cache. Some files store such tensors although they are not used. */
 static bool
 is_shared_kv_tensor(ImportCheck *c, const char *name)
 {
@@ -65,8 +67,7 @@ is_shared_kv_tensor(ImportCheck *c, const char *name)
 	return false;
 }
 
-/* Return whether every element equals the rule's number, up to the precision of the tensor's
- * type. */
+/* Return whether every element equals the rule's number, to the precision of the tensor's type. */
 static bool
 is_constant(const SourceTensor *t, double value)
 {
@@ -81,7 +82,7 @@ is_constant(const SourceTensor *t, double value)
 	return true;
 }
 
-/* Return the drop rule for a tensor name; NULL: none. */
+/* Return the drop rule that matches a tensor name; NULL: none. */
 static const TensorRule *
 drop_rule(const Spec *s, const char *name)
 {
@@ -105,7 +106,7 @@ import_check_unused(ImportCheck *c)
 
 	if (!norm)
 		norm = rule_for(s->tensor_rule, s->n_tensor_rule, "q_a");
-	if (norm) { /* "model.layers.{l}" */
+	if (norm) { /* a name such as "model.layers.{l}" */
 		const char *hole = strstr(norm->name, "{l}");
 		stem = hole ? arena_strndup(c->s->a, norm->name, (size_t)(hole - norm->name) + 3)
 		            : NULL;

@@ -1,10 +1,10 @@
 /* Two devices: reduce the graph of the whole model to the part that runs on one of them.
  *
- * placement.cpu assigns ops to the CPU; the others run on the GPU. A value that the other device
- * reads is sent as soon as it is made (op send), and received just before its first reader there
- * (op recv), so the ops between overlap with the other device. Values arrive in the order in which
- * they are sent, and both parts keep the order of the whole graph. So neither device waits for one
- * that waits for it, if the memory between them holds `queued` elements per row. */
+ * placement.cpu assigns ops to the CPU; the others run on the GPU. If the other device reads a
+ * value, the value is sent as soon as it is made (op send), and received just before its first
+ * reader (op recv). Ops between the two overlap with the other device. Values arrive in the order
+ * in which they are sent, and both parts keep the order of the whole graph. So the devices cannot
+ * deadlock, if the memory between them holds `queued` elements per row. */
 #include "compiler/graph.h"
 
 enum { ON_GPU, ON_CPU };
@@ -12,8 +12,9 @@ enum { ON_GPU, ON_CPU };
 /* A value that one device makes and the other reads */
 typedef struct Crossing {
 	int val, from;
-	size_t made, read; /* ops of the whole graph: its definition; its first reader or that of a
-	                    * later crossing in the same direction */
+	size_t made,
+	    read; /* indices of ops in the whole graph. made: definition of the value; read: its
+	             first reader, or that of a later crossing in the same direction */
 } Crossing;
 
 static int
@@ -22,13 +23,12 @@ def_of(const Graph *g, int v)
 	return v < 0 ? -1 : g->val[v].def;
 }
 
-/* Place the routed experts that `ffn` runs, with their router, on the CPU. */
+/* Place the routed experts that `ffn` runs on the CPU, with their router. */
 static void
 place_experts(const Graph *g, size_t ffn, int *on)
 {
 	on[ffn] = ON_CPU;
-	/* from the experts back to the router's logits: selection, gains, inputs in another order
-	 */
+	/* from the experts back to the router's logits: selection, gains, permuted inputs */
 	for (size_t i = ffn; i-- > 0 && g->op[i].layer == g->op[ffn].layer;) {
 		const Op *op = &g->op[i];
 		if (op->kind == OP_moe_route || op->kind == OP_expert_gain ||
@@ -62,7 +62,7 @@ place(const Graph *g, int *on)
 			place_experts(g, i, on);
 }
 
-/* Can v, which op `reader` reads on another device than its own, be sent? */
+/* Check that v can be sent to `reader`, which reads it on another device than its own. */
 static bool
 check_crossing(const Graph *g, const Op *reader, const Value *v)
 {
@@ -81,7 +81,7 @@ check_crossing(const Graph *g, const Op *reader, const Value *v)
 	return !why;
 }
 
-/* List the crossings in the order of their definitions. -1: there is an error */
+/* List the crossings in the order in which their values are defined. -1: there is an error */
 static int
 crossings(const Graph *g, const int *on, Crossing *out)
 {
@@ -112,8 +112,8 @@ crossings(const Graph *g, const int *on, Crossing *out)
 	return n;
 }
 
-/* Return the largest sum of widths that are sent by `from` and not received yet if ops run in the
- * order of the whole graph. */
+/* Return the largest sum of widths that `from` has sent and that have not been received yet, if ops
+ * run in the order of the whole graph. */
 static int64_t
 most_queued(const Graph *g, const Crossing *c, int n, int from)
 {
@@ -146,7 +146,9 @@ add_crossing(Graph *g, const Crossing *c, OpKind kind, int layer, int64_t queued
 	op_set_int(g, op, "queued", queued);
 }
 
-/*   requires  the unfused graph of the whole model, after shape inference
+/* Reduce the graph to one device.
+ *
+ *   requires  the unfused graph of the whole model, after shape inference
  *   keeps     names, the order of ops
  *   effect    the graph of one device, with the values that it sends and receives */
 bool

@@ -1,15 +1,16 @@
 /* Pipeline stages: reduce the graph of the whole model to one stage.
  *
  * A stage has contiguous layers; the first also has the embedding, the last the head. One value
- * passes from a stage to the next: the residual stream between two layers. The op stage_in reads
- * it. The sending stage has it as the last value of its graph, as the last stage has the logits.
- * Layers themselves are unchanged, so a stage is sharded over ranks like a model. */
+ * passes from a stage to the next: the residual stream between two layers. The receiving stage
+ * reads it by the op stage_in. In the sending stage it is the last value of the graph; in the last
+ * stage this is the logits. Layers themselves are unchanged, so a stage is sharded over ranks like
+ * a model. */
 #include <inttypes.h>
 
 #include "compiler/graph.h"
 
-/* Return the stage of an op: that of its layer. Ops outside the layers belong to the first stage
- * before the layers, and to the last stage after them. */
+/* Return the stage of an op, which is that of its layer. Ops outside of the layers belong to the
+ * first stage if they precede the layers, and to the last stage if they follow them. */
 static int
 stage_of(const Graph *g, size_t i, bool after_layers, int stages)
 {
@@ -61,7 +62,9 @@ graph_own_pools(Graph *g)
 			g->val[i].tensor = to[g->val[i].tensor];
 }
 
-/*   requires  the unfused graph of the whole model, after shape inference
+/* Reduce the graph to one pipeline stage.
+ *
+ *   requires  the unfused graph of the whole model, after shape inference
  *   keeps     names, and the contents of layers
  *   effect    the graph of one stage; its last op makes its output */
 bool
@@ -92,7 +95,8 @@ graph_stage(Graph *g, int stage)
 		after_layers |= op[i].layer >= 0;
 		of[i] = stage_of(g, i, after_layers, stages);
 	}
-	for (size_t i = 0; i < n_op; i++) /* all stages report the same error */
+	for (size_t i = 0; i < n_op;
+	     i++) /* for all stages, so that each of them reports the same error */
 		for (int k = 0; k < op_info[op[i].kind].n_in; k++) {
 			int v = op[i].arg[k], def = v < 0 ? -1 : g->val[v].def;
 			if (def < 0 || of[def] == of[i] || op[def].kind != OP_index_select)

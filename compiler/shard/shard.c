@@ -6,19 +6,19 @@
  * partial. Ops between them work per column or per head.
  *
  * A partial value records what must still be added to the sum: biases, which only one rank may add,
- * and the residual stream. The first op that cannot work on a partial value gets an all_reduce
- * before it. That is as late as possible: two per layer, or one if both blocks add to the same
- * stream.
+ * and the residual stream. An all_reduce is inserted before the first op that cannot work on a
+ * partial value, which is as late as possible. A layer has two of them, or one if both blocks add
+ * to the same stream.
  *
- * The graphs of all ranks have the same ops. They differ in sizes, if a model cannot be split
- * evenly, and in the rows that they read. */
+ * The graphs of all ranks have the same ops. They differ in the rows of weights that they read, and
+ * in sizes if a model cannot be split evenly. */
 #include "compiler/shard/shard.h"
 #include "compiler/shard/shard_internal.h"
 
-/* SHARD column of ops.def. */
+/* Rule of an op: its SHARD column in ops.def */
 typedef struct ShardRule {
-	void (*fn)(ShardPass *p, Op *op); /* for OWN */
-	const char *along, *split;        /* attribute for ALONG, for SPLIT */
+	void (*fn)(ShardPass *p, Op *op); /* function, for OWN */
+	const char *along, *split;        /* attribute that ALONG or SPLIT changes */
 } ShardRule;
 #define SHARD_WHOLE { .fn = shard_whole }
 #define SHARD_ALONG(a) { .along = #a }
@@ -43,7 +43,7 @@ shard_op(ShardPass *p, Op *op)
 		shard_whole(p, op);
 }
 
-/* Gather the logits: each rank has its rows of the vocabulary. */
+/* Gather the logits. Each rank has the logits of its rows of the vocabulary. */
 static void
 gather_logits(Graph *g)
 {
@@ -60,7 +60,9 @@ gather_logits(Graph *g)
 	op_set_int(g, join, "unit", g->shard->unit[SHARE_VOCAB]);
 }
 
-/*   requires  the unfused graph, after shape inference
+/* Reduce the graph to one rank.
+ *
+ *   requires  the unfused graph, after shape inference
  *   keeps     names of full values
  *   effect    the graph of one rank; logits are gathered at its end */
 bool
@@ -89,7 +91,8 @@ graph_shard(Graph *g, int rank)
 	for (int i = 0; i < g->n_pool; i++)
 		shard_pool(&p, &g->pool[i]);
 	if (p.state[made].kind != STATE_SPLIT)
-		shard_make_full(&p, made); /* input of the next stage, or rows before the head */
+		shard_make_full(
+		    &p, made); /* the input of the next stage, or the rows before the head */
 	else
 		gather_logits(g);
 	graph_infer(g);

@@ -1,11 +1,11 @@
-/* Shares computed for sharding; also used by the plan text. */
+/* Shares of all ranks, computed for sharding; also used by the plan text */
 #ifndef LLMC_COMPILER_SHARD_SHARD_H
 #define LLMC_COMPILER_SHARD_SHARD_H
 
 #include "compiler/graph.h"
 
-/* Quantities distributed over ranks: heads and all that belongs to them, columns of a feed-forward,
- * rows of the head */
+/* Quantities that are distributed over ranks: heads and everything that belongs to them, columns of
+ * a feed-forward, rows of the head */
 #define SHARE_LIST(X)                                                                              \
 	X(Q, "query heads") X(KV, "kv heads") X(Q_WINDOW, "query heads of windowed layers") X(KV_WINDOW, "kv heads of windowed layers")   \
 	X(FFN, "ffn columns") X(FFN_WIDE, "ffn columns of wide layers") X(EXPERT, "columns of an expert, or experts")                     \
@@ -23,13 +23,14 @@ typedef struct ShardShare {
 typedef struct Shard {
 	int64_t total[SHARE_COUNT], unit[SHARE_COUNT]; /* total 0: the model has none */
 	ShardShare *share[SHARE_COUNT];                /* [ranks] */
-	/* kv heads: ranks that hold the same one; 1: each is on one rank */
+	/* number of ranks that hold the same kv head; 1: each kv head is on one rank */
 	int copies[SHARE_COUNT];
 } Shard;
 
-/* Compute the shares of all ranks for an unfused graph. Errors if it cannot be sharded. */
+/* Compute the shares of all ranks for an unfused graph. Reports an error if it cannot be
+ * sharded. */
 Shard *shard_deal(Graph *g);
-/* Return whether the tensor has this role, in any layer. */
+/* Return whether the tensor has this role in any layer. */
 bool shard_role(const PlanTensor *t, const char *role);
 
 extern const char *const share_text[SHARE_COUNT];

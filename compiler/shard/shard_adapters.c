@@ -1,9 +1,9 @@
-/* Sharding of the ops of adapter slots. */
+/* Sharding of the ops for adapter slots */
 #include "compiler/shard/shard.h"
 #include "compiler/shard/shard_internal.h"
 
-/* Shard an adapter: t = a x is full if x is full. If x is split, t is partial, like the value it is
- * added to. */
+/* Shard t = a x of an adapter. If x is full, t is full. If x is split, t is partial, like the value
+ * to which the adapter's result is added. */
 void
 shard_lora_down(ShardPass *p, Op *op)
 {
@@ -47,8 +47,8 @@ shard_lora_up(ShardPass *p, Op *op)
 	shard_append(p, op);
 }
 
-/* Shard an adapter of experts: the experts of this rank, or its rows of gate and up and its columns
- * of down. */
+/* Shard an adapter of experts: keep the experts of this rank, or this rank's rows of gate and up
+ * and its columns of down. */
 static void
 cut_lora_experts(ShardPass *p, Op *op, int ID, int FACTOR, const char *cut)
 {
@@ -96,7 +96,7 @@ shard_lora_experts_up(ShardPass *p, Op *op)
 	shard_append(p, op);
 }
 
-/* Factors per head are sharded if heads have their own columns. */
+/* Factors per head are sharded if each head has its own columns. */
 static void
 cut_lora_heads(ShardPass *p, Op *op, int FACTOR)
 {

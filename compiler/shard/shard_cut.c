@@ -25,7 +25,7 @@ static const struct {
 	{ "conv_o", CUT_COLS, SHARE_CONV },
 };
 
-/* Append rows [first, first + count) of a source; evenly spaced runs are merged into one source. */
+/* Append rows [first, first + count) of a source. Evenly spaced runs are merged into one source. */
 static void
 push_rows(PlanSource *out, int *n, const PlanSource *s, int64_t first, int64_t count)
 {
@@ -53,7 +53,7 @@ push_rows(PlanSource *out, int *n, const PlanSource *s, int64_t first, int64_t c
 	}
 }
 
-/* Add t, a part of weight v, as a separate tensor. */
+/* Add t, which is a part of weight v, as a separate tensor. */
 static int
 add_part(Graph *g, int v, PlanTensor t)
 {

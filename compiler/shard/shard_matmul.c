@@ -1,4 +1,4 @@
-/* Sharding of matmuls, experts and sums. */
+/* Sharding of matmuls, experts and sums */
 #include "compiler/shard/shard.h"
 #include "compiler/shard/shard_internal.h"
 
@@ -37,8 +37,8 @@ shard_matmul(ShardPass *p, Op *op)
 	shard_append(p, op);
 }
 
-/* y = scale * x + r. If x is full, it is added after the sum of r. Two partial values are added
- * before the sum, and their pending additions are combined. */
+/* y = scale * x + r. If x is full, it is added after r has been summed. If both are partial, they
+ * are added before the sum, and their pending additions are combined. */
 void
 shard_add(ShardPass *p, Op *op)
 {
@@ -79,7 +79,7 @@ shard_add(ShardPass *p, Op *op)
 	shard_append(p, op);
 }
 
-/* Return this rank's expert ids for the global ids. */
+/* Map the global expert ids to those of this rank. */
 static int
 local_expert_ids(ShardPass *p, const Op *op, int id)
 {
@@ -110,7 +110,7 @@ shard_local_experts(ShardPass *p, Op *op, int ID)
 	op_change_int(op, "n_remote_experts", n - mine);
 }
 
-/* Shard gate and up of experts, matrices of `n_experts` times `width` rows: arguments FIRST to
+/* Shard gate and up of experts: matrices of `n_experts` times `width` rows, in arguments FIRST to
  * LAST, some of which may be absent. */
 static void
 shard_cut_gate_up(ShardPass *p, Op *op, int FIRST, int LAST, bool whole)
@@ -121,8 +121,8 @@ shard_cut_gate_up(ShardPass *p, Op *op, int FIRST, int LAST, bool whole)
 		shard_cut_arg(p, op, k, CUT_ROWS, SHARE_EXPERT, whole ? 1 : n, NULL);
 }
 
-/* Shard down. With split experts only rank 0 adds their biases, which are weighted by the
- * router. */
+/* Shard down of experts. If experts are split, only rank 0 adds their biases, which are weighted by
+ * the router. */
 static void
 shard_cut_down(ShardPass *p, Op *op, int DOWN, int DOWN_B, bool whole)
 {
@@ -150,7 +150,7 @@ shard_moe_ffn(ShardPass *p, Op *op)
 	shard_append(p, op);
 }
 
-/* Shard the two ops of a MoE layer with adapters; the value between them stays on this rank and has
+/* Shard the two ops of a MoE layer with adapters. The value between them stays on this rank and has
  * no other reader. */
 void
 shard_norm_moe_glu(ShardPass *p, Op *op)

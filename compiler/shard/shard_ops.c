@@ -1,4 +1,4 @@
-/* Sharding of the ops on heads and columns. */
+/* Sharding of the ops on heads and columns */
 #include "compiler/shard/shard.h"
 #include "compiler/shard/shard_internal.h"
 
@@ -25,7 +25,8 @@ shard_mla_attention(ShardPass *p, Op *op)
 	shard_like_input(p, op, "heads");
 }
 
-/* A gate may scale one term of a sum instead of the sum if nothing is pending to be added first. */
+/* A gate may scale one term of a sum instead of the sum, if nothing else has to be added to the sum
+ * before. */
 void
 shard_gate_mul(ShardPass *p, Op *op)
 {
@@ -44,7 +45,7 @@ shard_gate_mul(ShardPass *p, Op *op)
 	}
 }
 
-/* Norm per head, or over all heads together. */
+/* Norm per head, or over all heads together */
 void
 shard_rmsnorm(ShardPass *p, Op *op)
 {
@@ -57,7 +58,7 @@ shard_rmsnorm(ShardPass *p, Op *op)
 		shard_like_input(p, op, "groups");
 }
 
-/* Norm per head; the norm of the residual stream reads full values. */
+/* Norm per head. A norm of the residual stream reads full values instead. */
 void
 shard_layernorm(ShardPass *p, Op *op)
 {
@@ -74,7 +75,7 @@ shard_layernorm(ShardPass *p, Op *op)
 	shard_like_input(p, op, "groups");
 }
 
-/* For split values: only without a weight, and over all elements. */
+/* Split values are supported only without a weight, and only over all elements. */
 void
 shard_scale_cols(ShardPass *p, Op *op)
 {
@@ -103,7 +104,7 @@ shard_gaussian_topk(ShardPass *p, Op *op)
 		shard_whole(p, op);
 }
 
-/* A column order moves elements across ranks; a factor does not. */
+/* A column order moves elements between ranks; a factor does not. */
 void
 shard_permute_cols(ShardPass *p, Op *op)
 {

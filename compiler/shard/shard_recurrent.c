@@ -1,10 +1,10 @@
-/* Sharding of delta rules, convolutions and their pools. */
+/* Sharding of delta rules, convolutions and their pools */
 #include <string.h>
 
 #include "compiler/shard/shard.h"
 #include "compiler/shard/shard_internal.h"
 
-/* Return the number of key heads of this rank, those of its value heads. */
+/* Return the number of key heads of this rank, which are those of its value heads. */
 static int64_t
 key_heads(const ShardPass *p)
 {
@@ -17,9 +17,9 @@ key_heads(const ShardPass *p)
 }
 
 /* Set the ranges of this rank's q, k and v within the rows of all heads, with `times` rows per
- * element. With tiled heads (value head h uses key head h % k_heads) the rank's key heads start
- * with that of its first value head, and several ranks may have the same one. Returns the number of
- * ranges, at most 2 key_heads + 1. */
+ * element. Returns the number of ranges, at most 2 key_heads + 1. With tiled heads (value head h
+ * uses key head h % k_heads), the rank's key heads start with that of its first value head, and
+ * several ranks may have the same key head. */
 static int
 lin_rows(const ShardPass *p, int64_t times, ShardShare *range)
 {
@@ -65,7 +65,8 @@ shard_lin_qkv(ShardPass *p, Op *op)
 	shard_append(p, op);
 }
 
-/* Shard the channels of a convolution: those of this rank's heads, or an equal share. */
+/* Shard the channels of a convolution: those of this rank's heads, or an equal share of the
+ * channels. */
 static void
 shard_conv1d_width(ShardPass *p, Op *op)
 {
@@ -108,7 +109,7 @@ shard_pool(const ShardPass *p, PlanPool *pool)
 		pool->v_dim = lin_width(p);
 	else if (strcmp(pool->id, "short_conv") == 0)
 		pool->v_dim = shard_own(p, SHARE_CONV, pool->v_dim);
-	/* recurrent states of scans are complete on every rank */
+	/* scans keep their complete recurrent states on every rank */
 	else if (!pool->mla && !pool->state)
 		pool->kv_heads =
 		    shard_own(p,

@@ -1,6 +1,6 @@
-/* Compute the share of each rank: heads and all that belongs to them, columns, channels, rows of
- * the head. Shares are multiples of units that keep blocks of weight types whole. An impossible
- * split is rejected with the arithmetic. */
+/* Computes the share of each rank: heads and everything that belongs to them, columns, channels,
+ * rows of the head. Shares are multiples of units that keep the blocks of weight types whole. If a
+ * model cannot be split, the error shows the arithmetic. */
 #include "compiler/shard/shard.h"
 
 #include <inttypes.h>
@@ -15,7 +15,7 @@ const char *const share_text[SHARE_COUNT] = {
 enum {
 	EVEN = 32,
 	EVEN_VOCAB = 64
-}; /* preferred granularity of shares: blocks of activations, rows of layouts */
+}; /* preferred granularity of shares, for blocks of activations and row groups of layouts */
 
 static int64_t
 gcd(int64_t a, int64_t b)
@@ -48,8 +48,8 @@ shard_role(const PlanTensor *t, const char *role)
 	return strlen(role) == n && memcmp(at, role, n) == 0;
 }
 
-/* Return the smallest number of columns at whose multiples every tensor of a role can be cut, and
- * one such tensor for the message; 0: no tensor has the role. */
+/* Return the number of columns at whose multiples every tensor of a role can be cut, and one such
+ * tensor for the message. 0: no tensor has the role */
 static int64_t
 block_of(const Graph *g, const char *role, const PlanTensor **like)
 {
@@ -77,7 +77,7 @@ divide_share(Graph *g, Shard *s, ShareKind k, int64_t total, int64_t unit)
 		op_share(total, unit, g->ranks, r, &s->share[k][r].first, &s->share[k][r].count);
 }
 
-/* Distribute columns of `role` in units that keep blocks whole. */
+/* Distribute columns of `role`, in units that keep blocks whole. */
 static void
 deal_columns(Graph *g, Shard *s, ShareKind k, const char *role, int64_t total)
 {
@@ -99,7 +99,7 @@ deal_columns(Graph *g, Shard *s, ShareKind k, const char *role, int64_t total)
 }
 
 /* Distribute whole heads: a kv head with its query heads, or only query heads if a kv head is on
- * several ranks. Each share covers whole blocks of columns of o. */
+ * several ranks. Each share has whole blocks of columns of o. */
 static void
 deal_heads(Graph *g, Shard *s, const HeadShape *h, ShareKind by_q, ShareKind by_kv)
 {
@@ -110,7 +110,7 @@ deal_heads(Graph *g, Shard *s, const HeadShape *h, ShareKind by_q, ShareKind by_
 	int64_t n = g->ranks, q = h->n_heads, kv = latent ? q : h->n_kv_heads, group = q / kv;
 	int64_t block = block_of(g, "o", &like), v_dim = h->v_dim;
 
-	block = block ? block : 1; /* a stage without attention */
+	block = block ? block : 1; /* a stage may have no attention */
 	if (latent && n > q) {
 		err_at(g->diag, loc, "parallel.tp = %d: more ranks than the %" PRId64 " heads",
 		       g->ranks, q);
@@ -161,8 +161,8 @@ deal_heads(Graph *g, Shard *s, const HeadShape *h, ShareKind by_q, ShareKind by_
 	}
 }
 
-/* Distribute value heads of delta rules together with their key head, which several value heads may
- * share: consecutive ones, or every k_heads-th (tiled). */
+/* Distribute the value heads of delta rules together with their key head. Several value heads may
+ * share a key head: consecutive ones, or every k_heads-th (tiled). */
 static void
 deal_states(Graph *g, Shard *s)
 {

@@ -79,7 +79,7 @@ shard_like_input(ShardPass *p, Op *op, const char *key)
 	shard_append(p, op);
 }
 
-/* Default: the op reads full values, and every rank computes all of it. */
+/* Default rule: the op reads full values, and every rank computes all of it. */
 void
 shard_whole(ShardPass *p, Op *op)
 {
@@ -87,8 +87,8 @@ shard_whole(ShardPass *p, Op *op)
 	shard_append(p, op);
 }
 
-/* Return whether the shares are contiguous, as an all_gather needs. Shares of query heads follow
- * the kv heads, which several ranks may hold. */
+/* Return whether the shares are contiguous, which an all_gather requires. Shares of query heads
+ * follow the kv heads, and several ranks may hold a kv head. */
 static bool
 shares_are_contiguous(const ShardPass *p, ShareKind by)
 {

@@ -1,4 +1,5 @@
-/* Recursive descent over one line; depth is bounded and there are no loops. */
+/* Evaluator of expressions: recursive descent over one line. Depth is bounded, and the language has
+ * no loops. */
 #include <math.h>
 #include <string.h>
 
@@ -27,7 +28,7 @@ name_part(char c)
 	return name_start(c) || (c >= '0' && c <= '9') || c == '.';
 }
 
-/* Consume `word` if it is at p. */
+/* Consume `word` if it is at the current position. */
 static bool
 word(ExprParser *s, const char *w)
 {
@@ -69,7 +70,7 @@ name(ExprParser *s, char out[MAX_NAME])
 	return true;
 }
 
-/* Copy everything up to the closing bracket: names of tensors contain characters that are operators
+/* Copy everything up to the closing bracket. Names of tensors contain characters that are operators
  * elsewhere. */
 static bool
 raw(ExprParser *s, char out[MAX_NAME])
@@ -252,7 +253,7 @@ expr_product(ExprParser *s)
 	}
 }
 
-/* Add a number to each element of a list, for example for layers counted from 1. */
+/* Add a number to each element of a list, for example if layers are counted from 1. */
 static SpecExprVal
 shifted(ExprParser *s, SpecExprVal list, double by)
 {
@@ -320,7 +321,8 @@ same(SpecExprVal x, SpecExprVal y)
 	return x.kind == EXPR_NULL && y.kind == EXPR_NULL;
 }
 
-/* After == and !=: a bare word is a string, hyphens included (minimax-m2). */
+/* Parse the operand of == or !=. A bare word is a string there, and may contain hyphens
+ * (minimax-m2). */
 static SpecExprVal
 literal_or_sum(ExprParser *s)
 {

@@ -1,4 +1,4 @@
-/* Values and functions of expressions. */
+/* Values and functions of expressions */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -89,7 +89,7 @@ SpecExprVal
 expr_flags(ExprParser *s, SpecExprVal list, const char *text)
 {
 	double n;
-	bool one = number_parse(text + strspn(text, " "), &n); /* second argument given */
+	bool one = number_parse(text + strspn(text, " "), &n); /* the second argument is present */
 
 	if (list.kind == EXPR_BOOL || (list.kind == EXPR_NUM && list.n))
 		return expr_bool(one ? list.num == n : list.num != 0);
@@ -127,7 +127,7 @@ expr_length(SpecExprVal v)
 	                                    : expr_null;
 }
 
-/* Return the model's number of layers, or the maximum if it is not resolved yet. */
+/* Return the model's number of layers, or the maximum if that key is not resolved yet. */
 static size_t
 layers_at_most(const ExprParser *s)
 {
@@ -159,7 +159,7 @@ expr_where(ExprParser *s, SpecExprVal list, const char *words)
 	return (SpecExprVal){ .kind = EXPR_LIST, .n = found, .item = item };
 }
 
-/* Parse a number, or a resolved key after $. */
+/* Parse an integer: a number, or $ and a resolved key. */
 static bool
 integer_arg(ExprParser *s, const char *text, double *to)
 {

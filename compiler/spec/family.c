@@ -11,8 +11,7 @@
 #include "base/number.h"
 #include "base/text.h"
 
-/* All roles of tensors: norms and projections of a layer, stacked experts (e_), shared experts
- * (s_). */
+/* all roles of tensors. Prefixes: e_ stacked experts, s_ shared experts */
 static const char *const roles[] = {
 	"embed",
 	"embed_in",
@@ -347,7 +346,7 @@ typedef struct FamilyRules {
 	SpecTable *t;
 	TensorRule *rule;
 	size_t n, cap;
-	const char *layer; /* name of a layer, the prefix of names that begin with "." */
+	const char *layer; /* name of a layer: the prefix of names that begin with "." */
 	const char *prefix, *from, *to;
 } FamilyRules;
 
@@ -464,7 +463,7 @@ is_head(const FamilyRules *r)
 	return part && (strcmp(part, "head") == 0 || strcmp(part, "draft") == 0);
 }
 
-/* A draft head's plan has only the layer mtp_layer if it is given. */
+/* If mtp_layer is given, a draft head's plan has only that layer. */
 static void
 layer_of(FamilyRules *r, const Node *names)
 {
@@ -480,7 +479,8 @@ layer_of(FamilyRules *r, const Node *names)
 		r->layer = layer->text;
 }
 
-/* "mtp/ROLE" is the name of ROLE in the draft head's layer if it differs from the model's. */
+/* "mtp/ROLE" is the name of ROLE in the layer of the draft head, if it differs from that in the
+ * model. */
 static void
 add_all(FamilyRules *r, const Node *names)
 {

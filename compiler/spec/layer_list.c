@@ -1,4 +1,4 @@
-/* Parse layer selectors into one byte per layer. */
+/* Parses layer selectors into one byte per layer. */
 #include "compiler/spec/layer_list.h"
 
 #include <stdio.h>

@@ -4,10 +4,10 @@
 
 #include "formats/yaml.h"
 
-/* Set out[n_layers] to 1 for each selected layer. False: errors in d, with `what` as the key's
- * name. */
+/* Set out[n_layers] to 1 for each selected layer. Returns false if there are errors, which name the
+ * key `what`. */
 bool selector_read(const Node *n, const char *what, int n_layers, uint8_t *out, Diag *d);
-/* Write a selector: "all", "none" or "0-3,8", the last quoted. */
+/* Write a selector: "all", "none" or "0-3,8". A list of ranges is quoted. */
 char *selector_text(const uint8_t *layers, int n_layers, Arena *a);
 
 #endif

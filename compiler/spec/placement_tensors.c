@@ -1,7 +1,7 @@
-/* placement.tensors: rules of llama.cpp's --override-tensor. A rule matches names of tensors as
- * GGUF spells them, and the first one that matches decides. llmc places parts of layers, so the
- * tensors that land on the CPU must be the routed experts of a layer, a whole layer, or the
- * embedding. */
+/* placement.tensors: rules of llama.cpp's --override-tensor. A rule matches tensor names as GGUF
+ * spells them, and the first rule that matches decides. llmc places parts of layers. Therefore the
+ * tensors that the rules place on the CPU must be the routed experts of a layer, a whole layer, or
+ * the embedding. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 
 enum {
 	MAX_RULES = 64,
-	MATCH_LIMIT = 100000, /* PCRE2 steps per name, which has less than 40 characters */
+	MATCH_LIMIT = 100000, /* PCRE2 steps per name; names have less than 40 characters */
 };
 
 typedef struct PlaceRule {
@@ -29,7 +29,7 @@ typedef struct PlaceRules {
 
 typedef enum PlacePart {
 	PART_ATTENTION, /* query, key and value */
-	PART_LATENT,    /* latent attention; its query with a latent, or without */
+	PART_LATENT,    /* latent attention, whose query has a latent or not */
 	PART_LATENT_Q,
 	PART_PLAIN_Q,
 	PART_ATTENTION_OUT,
@@ -45,8 +45,8 @@ typedef enum PlacePart {
 	PART_EXPERTS
 } PlacePart;
 
-/* Converters store some matrices under one of several names, and llmc sees none of these files.
- * Variants of a group exclude each other: the rules show which one a file has. */
+/* Converters store some matrices under one of several names, and these files are not read here.
+ * Variants in a group exclude each other; the rules show which variant a file has. */
 typedef enum PlaceGroup { G_NONE, G_QKV, G_KV_B, G_IN, G_CONV, G_OUT, G_UP, N_GROUP } PlaceGroup;
 
 enum { MAX_VARIANT = 3 };
@@ -58,7 +58,8 @@ typedef struct PlaceTensor {
 	const char *name;
 } PlaceTensor;
 
-/* Tensors of a layer that carry most of its bytes. Norms, biases and the router follow them. */
+/* Tensors of a layer that have most of its bytes. Norms, biases and the router are placed with
+ * them. */
 static const PlaceTensor tensors[] = {
 	{ PART_ATTENTION, G_QKV, 0, "attn_q" },
 	{ PART_ATTENTION, G_QKV, 0, "attn_k" },
@@ -108,8 +109,8 @@ enum { N_TENSOR = sizeof tensors / sizeof *tensors };
 	"the routed experts of a layer (ffn_.*_exps), a whole layer (blk\\.N\\.) or token_embd "   \
 	"can run on the CPU"
 
-/* Return whether the gate of a feed-forward has a tensor of its own in files of GGUF. A family
- * whose checkpoints stack gate and up keeps them stacked there, as ffn_up. */
+/* Return whether the gate of a feed-forward is a separate tensor in GGUF files. If checkpoints of a
+ * family stack gate and up, GGUF files keep them stacked, as ffn_up. */
 static bool
 has_gate(const Spec *s)
 {
@@ -160,14 +161,15 @@ has_part(const Spec *s, int layer, PlacePart part)
 	return false;
 }
 
-/* Return whether the tensors are routed experts, which a device can have without the layer. */
+/* Return whether the tensors are routed experts, which a device can have without the rest of the
+ * layer. */
 static bool
 is_experts(PlacePart part)
 {
 	return part == PART_EXPERTS || part == PART_EXPERTS_GATED || part == PART_EXPERTS_PLAIN;
 }
 
-/* Split "A=CPU,B=CUDA0" and compile the expressions. Like llama.cpp, a comma ends a rule. */
+/* Split "A=CPU,B=CUDA0" and compile the expressions. A comma ends a rule, as in llama.cpp. */
 static bool
 read_rules(const SpecTable *t, const char *text, Loc loc, PlaceRules *r)
 {
@@ -209,7 +211,8 @@ read_rules(const SpecTable *t, const char *text, Loc loc, PlaceRules *r)
 	return true;
 }
 
-/* True if the first rule that matches a tensor places it on the CPU. found: whether one matches */
+/* Return whether the first rule that matches a tensor places it on the CPU. found: whether a rule
+ * matches */
 static bool
 on_cpu(const SpecTable *t, PlaceRules *r, Loc loc, const char *name, bool *found)
 {
@@ -237,8 +240,8 @@ static void
 place_layer(const SpecTable *t, const Spec *s, PlaceRules *r, Loc loc, int layer, uint8_t *layer_in,
             uint8_t *experts_in)
 {
-	/* experts, others: the first tensor on the CPU, the first that is not,
-	 * and how many there are on the CPU and in all */
+	/* For experts and for other tensors: the first tensor on the CPU, the first one that is
+	 * not, the number on the CPU, and the number of all */
 	const char *on[2] = { 0 }, *off[2] = { 0 }, *name[N_TENSOR];
 	int n[2] = { 0 }, of[2] = { 0 };
 	bool cpu[N_TENSOR], named[N_GROUP][MAX_VARIANT] = { 0 }, any[N_GROUP] = { 0 };
@@ -255,7 +258,7 @@ place_layer(const SpecTable *t, const Spec *s, PlaceRules *r, Loc loc, int layer
 	for (int i = 0; i < N_TENSOR; i++) {
 		const PlaceTensor *one = &tensors[i];
 		const int other = !is_experts(one->part);
-		/* without a rule for the group, its first variant */
+		/* no rule for the group: assume its first variant */
 		const bool absent =
 		    one->group != G_NONE &&
 		    !(any[one->group] ? named[one->group][one->variant] : one->variant == 0);
@@ -266,7 +269,7 @@ place_layer(const SpecTable *t, const Spec *s, PlaceRules *r, Loc loc, int layer
 		const char **first = cpu[i] ? &on[other] : &off[other];
 		*first = *first ? *first : name[i];
 	}
-	const int k = n[0] && n[0] < of[0] ? 0 : 1; /* the part that is divided */
+	const int k = n[0] && n[0] < of[0] ? 0 : 1; /* index of the part that the rules divide */
 	if (t->d->n_error || !(n[0] + n[1]))
 		return;
 	if (n[1] == of[1] && n[0] == of[0])

@@ -4,8 +4,8 @@
 
 #include "compiler/spec/spec_table.h"
 
-/* Add the layers, routed experts ([n_layers] each) and embedding that placement.tensors places on
- * the CPU. Errors go to t->d: a bad rule, or a part that cannot be divided. */
+/* Add the layers and routed experts ([n_layers] each) and the embedding that placement.tensors
+ * places on the CPU. Errors go to t->d: a bad rule, or a part that cannot be divided */
 void spec_place_tensors(const SpecTable *t, Spec *s, uint8_t *layer_in, uint8_t *experts_in);
 
 #endif

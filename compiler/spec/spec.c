@@ -1,5 +1,6 @@
-/* Build the Spec of a description: merge the layers (defaults, family, description, --set) into one
- * table, then fill the fields. Reports all errors, up to the twenty that diag prints. */
+/* Builds the Spec of a description. Layers of values (defaults, family, description, --set) are
+ * merged into one table, from which the fields are filled. All errors are reported, up to the
+ * twenty that diag prints. */
 #include <math.h>
 #include <string.h>
 
@@ -22,7 +23,7 @@ relocate(Node *n, const SourceText *src, int cols)
 	}
 }
 
-/* Parse "key=value" into {key: value}, with the value as YAML. */
+/* Parse "key=value" into {key: value}. The value is YAML. */
 static const Node *
 read_override(const char *text, Diag *d, Arena *a)
 {
@@ -37,7 +38,7 @@ read_override(const char *text, Diag *d, Arena *a)
 	Node *v = yaml_parse(yaml_source(a, "--set", eq + 1, strlen(eq + 1)), d, a);
 	if (!v)
 		return NULL;
-	if (v->kind == NODE_MAP && v->n == 0 && !strchr(eq, '{')) { /* no value after = */
+	if (v->kind == NODE_MAP && v->n == 0 && !strchr(eq, '{')) { /* there is no value after = */
 		v->kind = NODE_SCALAR;
 		v->text = "";
 		v->loc.line = v->loc.col = 1;
@@ -61,7 +62,7 @@ read_override(const char *text, Diag *d, Arena *a)
 	return map;
 }
 
-/* Return a top-level key from the last layer that has it. */
+/* Return a top-level key from the last layer that has the key. */
 static const Node *
 top_level_value(const Node *root, const Node *const *set, size_t n_set, const char *key)
 {
@@ -79,7 +80,7 @@ top_level_text(const Node *v, const char *otherwise)
 	return v && v->kind == NODE_SCALAR && !node_is_null(v) ? v->text : otherwise;
 }
 
-/* Set a key that the kind of attention implies, unless it is given. */
+/* Set a key that the kind of attention implies, unless the description sets it. */
 static void
 set_implied(SpecTable *t, SpecKey key, double value)
 {
@@ -105,7 +106,7 @@ imply_shapes(SpecTable *t)
 		set_implied(t, K_rope_dims, (double)(spec_int(t, K_head_dim) / 2));
 }
 
-/* Multiply latent attention's default scale by yarn's factor of the scores. */
+/* If latent attention has the default scale, multiply it by yarn's factor of the scores. */
 static void
 imply_scale(SpecTable *t)
 {
@@ -119,7 +120,8 @@ imply_scale(SpecTable *t)
 	v->num *= m * m;
 }
 
-/* Adapters name modules as Hugging Face checkpoints do, whatever format this checkpoint has. */
+/* Adapters use the module names of Hugging Face checkpoints, whatever format this checkpoint
+ * has. */
 static void
 lora_rules(SpecTable *t, const Family *f, const char *dir, Spec *s)
 {

@@ -42,7 +42,7 @@ check_tokens(SpecTable *t)
 		}
 }
 
-/* The name is used in names of files and folders. */
+/* The name is used for files and folders, so only some characters are valid. */
 static void
 check_name(SpecTable *t)
 {
@@ -58,7 +58,7 @@ check_name(SpecTable *t)
 		       name);
 }
 
-/* Layers that a draft checkpoint reads */
+/* Check mtp.from: the layers whose streams a draft checkpoint reads. */
 static void
 check_mtp_from(SpecTable *t)
 {
@@ -80,7 +80,7 @@ check_mtp_from(SpecTable *t)
 	}
 }
 
-/* A draft checkpoint is a model of its own with a first layer of another shape. */
+/* Check a draft checkpoint, which is a separate model whose first layer has another shape. */
 static void
 check_draft(SpecTable *t)
 {
@@ -109,7 +109,8 @@ check_draft(SpecTable *t)
 		       (long long)INT(mtp_vocab));
 }
 
-/* A draft head has one layer like the model's; its only input from the model is the last rows. */
+/* Check a draft head. It has one layer like the model's, and its only input from the model is the
+ * last rows. */
 static void
 check_mtp(SpecTable *t)
 {
@@ -144,7 +145,7 @@ check_mtp(SpecTable *t)
 	}
 }
 
-/* Parts of an image row for layers of the language model */
+/* Check vision.deep: the layers of the language model that receive parts of an image row. */
 static void
 check_deep(SpecTable *t)
 {
@@ -161,7 +162,7 @@ check_deep(SpecTable *t)
 		if (v->list[i] >= (double)INT(n_layers))
 			err_at(t->d, v->loc, "vision.deep: layer %.0f is not below n_layers = %lld",
 			       v->list[i], (long long)INT(n_layers));
-	/* each layer has one merger, and the number of a merger is below that of layers */
+	/* each layer has one merger, and a merger's number is below that of its layer */
 	for (int i = 1; tower && i < v->n; i++)
 		if (v->list[i] <= v->list[i - 1]) {
 			err_at(t->d, v->loc,
@@ -173,7 +174,7 @@ check_deep(SpecTable *t)
 		err_at(t->d, v->loc, "vision.deep: its rows are projected, which needs vision.out");
 }
 
-/* Rows that an interpolated table has: a square */
+/* Check that an interpolated table has a square number of rows. */
 static void
 check_positions(SpecTable *t)
 {
@@ -190,7 +191,8 @@ check_positions(SpecTable *t)
 		       (long long)INT(vision_positions));
 }
 
-/* A tower is an encoder of rows. Rows of images reach one rank, in a step with a causal mask. */
+/* Check the keys of vision. A tower is an encoder of rows. Rows of images reach one rank, in a step
+ * with a causal mask. */
 static void
 check_vision(SpecTable *t)
 {
@@ -279,7 +281,7 @@ check_streams(SpecTable *t)
 	}
 }
 
-/* Norms and the residual stream */
+/* Check the keys of norms and the residual stream. */
 static void
 check_norms(SpecTable *t)
 {
@@ -367,8 +369,8 @@ check_ffn(SpecTable *t)
 	}
 }
 
-/* Check the linear layers of the head. Pooling follows them, so the mean of rows needs linear
- * ones. */
+/* Check the linear layers of the head. Pooling follows them. The mean of rows can be taken after
+ * them only if they have no activation. */
 static void
 check_dense(SpecTable *t)
 {
@@ -428,7 +430,7 @@ any_layer(const SpecTable *t, SpecKey key)
 	return in && INT(n_layers) > 0 && memchr(in, 1, (size_t)INT(n_layers));
 }
 
-/* A feature that a model on two devices (placement) does not have */
+/* A feature that is not supported for a model on two devices (placement) */
 typedef struct Undivided {
 	SpecKey key;
 	const char *what;
@@ -471,7 +473,7 @@ spec_can_divide(const Spec *s)
 	return s->table && undivided(s->table, what) == 0;
 }
 
-/* Check what a model on two devices (placement.cpu) cannot do. */
+/* Check that a model on two devices (placement.cpu) uses only supported features. */
 static void
 check_placement(SpecTable *t)
 {

@@ -1,4 +1,4 @@
-/* Rules between the keys of attention, positions and the KV cache. */
+/* Rules between the keys of attention, positions and the KV cache */
 #include <string.h>
 
 #include "compiler/spec/spec_check_internal.h"
@@ -11,7 +11,7 @@ spec_check_kinds(SpecTable *t)
 	const int64_t heads = INT(local_n_heads), kv = INT(local_n_kv_heads),
 	              shared = INT(kv_shared), n_layers = INT(n_layers);
 	const uint8_t *in = t->val[K_window_layers].layers, *bare = t->val[K_k_is_v].layers;
-	SpecKey differing_key = K_window_layers, own; /* key by which the layers differ */
+	SpecKey differing_key = K_window_layers, own; /* key by which the shapes of layers differ */
 	bool kind[2] = { false };
 
 	if (heads > 0 && kv > 0 && heads % kv && (heads != INT(n_heads) || kv != INT(n_kv_heads))) {
@@ -46,7 +46,8 @@ spec_check_kinds(SpecTable *t)
 	}
 	for (int64_t l = 0; l < n_layers; l++) {
 		bool local = INT(window) > 0 && in && in[l];
-		if (!spec_check_attends(t, l, &own)) { /* recurrent, without keys and values */
+		if (!spec_check_attends(t, l,
+		                        &own)) { /* a recurrent layer, without keys and values */
 			differing_key = own;
 			continue;
 		}
@@ -158,7 +159,7 @@ spec_check_index(SpecTable *t)
 			       "layer %lld needs the positions of an earlier indexer, and there is "
 			       "none: add it to attention.index.layers",
 			       (long long)l);
-		return; /* only the first layer with attention matters */
+		return; /* the first layer with attention represents all */
 	}
 }
 
@@ -255,7 +256,7 @@ check_factors(SpecTable *t, SpecKey key, int64_t dims, bool wanted)
 	}
 }
 
-/* Check that a table of frequencies satisfies the runtime's formulas. */
+/* Check that the keys of a table of frequencies are valid for the runtime's formulas. */
 static void
 check_table(SpecTable *t, SpecKey theta, SpecKey scaling, SpecKey factor, SpecKey original,
             int64_t dims)
@@ -281,7 +282,7 @@ check_table(SpecTable *t, SpecKey theta, SpecKey scaling, SpecKey factor, SpecKe
 		       spec_key[scaling].path, (long long)dims);
 }
 
-/* Three sections, which cover all pairs unless they are interleaved. */
+/* Check the three sections. Unless they are interleaved, they must cover all pairs. */
 static void
 check_sections(SpecTable *t, int64_t dims)
 {
@@ -358,7 +359,7 @@ spec_check_rope(SpecTable *t)
 		       "rope.scaling.low_freq_factor must be below high_freq_factor");
 		spec_check_note(t, K_rope_high_freq);
 	}
-	if (!ON(local_theta)) { /* no separate table */
+	if (!ON(local_theta)) { /* windowed layers have no table of their own */
 		if (!mla && INT(window) > 0 && dims > 0 && INT(local_head_dim) > 0 &&
 		    dims * axes > INT(local_head_dim)) {
 			err_at(t->d, LOC(local_head_dim),
@@ -468,7 +469,8 @@ spec_check_exact(SpecTable *t)
 	}
 }
 
-/* Check a model whose tokens attend to later ones: what only reads earlier tokens is not in it. */
+/* Check a model whose tokens attend to later tokens. It cannot have parts that only read earlier
+ * tokens. */
 static void
 check_later_tokens(SpecTable *t)
 {

@@ -1,11 +1,11 @@
-/* Rules between the keys of recurrent, shared and MoE blocks. */
+/* Rules between the keys of recurrent, shared and MoE blocks */
 #include <stdlib.h>
 #include <string.h>
 
 #include "compiler/spec/spec_check_internal.h"
 #include "compiler/spec/spec_table.h"
 
-/* Check sizes that the layers of a key require. */
+/* Check sizes that must be set if the key `layers` selects any layer. */
 static void
 check_sizes(SpecTable *t, SpecKey layers, int n, const SpecKey *size, size_t n_size,
             const char *what)
@@ -47,8 +47,10 @@ check_ssm(SpecTable *t)
 		const SpecVal *v = &t->val[heads_only[i]];
 		if (v->given &&
 		    (v->n ||
-		     v->num != strtod(spec_key[heads_only[i]].def,
-		                      NULL))) { /* a resolved description sets defaults too */
+		     v->num !=
+		         strtod(
+		             spec_key[heads_only[i]].def,
+		             NULL))) { /* a resolved description sets keys to their defaults, too */
 			err_at(t->d, v->loc,
 			       "%s is for scans with one rate per head, not for those with "
 			       "ssm.dt_rank",

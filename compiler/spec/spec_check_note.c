@@ -1,4 +1,4 @@
-/* Helpers of the rules between keys: notes, the key to report, layers with keys and values. */
+/* Helpers for rules between keys: notes, the key to report, layers with keys and values */
 #include "compiler/spec/spec_check_internal.h"
 #include "compiler/spec/spec_table.h"
 

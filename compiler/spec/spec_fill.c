@@ -10,7 +10,8 @@ dtype_of(const SpecTable *t, SpecKey k)
 	return t->val[k].str ? dtype_from_text(t->val[k].str) : DT_NONE;
 }
 
-/* Index of the key's word among n names, some of which may be NULL; 0: none of them */
+/* Return the index of the key's word among n names, some of which may be NULL; 0 if it is none of
+ * them. */
 static unsigned
 word_index(const SpecTable *t, SpecKey k, const char *const *name, size_t n)
 {
@@ -20,7 +21,7 @@ word_index(const SpecTable *t, SpecKey k, const char *const *name, size_t n)
 	return 0;
 }
 
-/* Copy a list of integers, at most `most` of them, and return their number. */
+/* Copy a list of integers, at most `most` of them, and return the number of integers. */
 static int
 copy_ints(const SpecTable *t, SpecKey k, int *to, int most)
 {
@@ -31,7 +32,8 @@ copy_ints(const SpecTable *t, SpecKey k, int *to, int most)
 	return n;
 }
 
-/* Enumerator of a key's word, as in WORD_OF(K_mask, [MASK_NONE] = "none"); 0: an unlisted word */
+/* Enumerator of a key's word, for example WORD_OF(K_mask, [MASK_NONE] = "none"); 0 for words that
+ * are not listed */
 #define WORD_OF(k, ...)                                                                            \
 	word_index(t, k, (const char *const[]){ __VA_ARGS__ },                                     \
 	           sizeof((const char *const[]){ __VA_ARGS__ }) / sizeof(char *))
@@ -136,7 +138,7 @@ fill_attention(const SpecTable *t, Spec *s)
 	s->attention.out_gate_bias = BOOL(out_gate_bias);
 }
 
-/* Blocks with a recurrent state, and blocks that several layers share */
+/* Fill the fields of recurrent blocks, and of blocks that several layers share. */
 static void
 fill_recurrent(const SpecTable *t, Spec *s)
 {
@@ -249,8 +251,8 @@ factors_name(const SpecTable *t, const TensorRule *rule, int n, const char *role
 	return !r ? NULL : r->whole ? r->name : arena_printf(t->a, "%s.weight", r->name);
 }
 
-/* Reduce the Spec to a draft head: one layer, like the model's last layer with full attention, or
- * with a window (mtp.window). */
+/* Reduce the Spec to that of a draft head: one layer, which is like the model's last layer with
+ * full attention, or with a window if mtp.window is set. */
 static void
 reduce_to_draft_head(const SpecTable *t, Spec *s)
 {
@@ -396,10 +398,11 @@ fill_mtp(const SpecTable *t, Spec *s)
 	s->mtp.tokens = t->val[K_mtp_tokens].str;
 	s->mtp.n_from = copy_ints(t, K_mtp_from, s->mtp.from, MAX_MTP_FROM);
 	if (spec_drafts(s)) {
-		s->lora.path = NULL; /* the adapter affects it only through the rows it reads */
+		s->lora.path = NULL; /* a merged adapter affects a draft head only through the rows
+		                        that it reads */
 		s->placement.any = false;
 		s->adapters.slots = 0; /* sequences of a draft head have no adapters */
-		s->kv.host = 0;        /* belongs to the model */
+		s->kv.host = 0;        /* host pages belong to the model */
 	}
 	if (s->mtp.part == MTP_HEAD)
 		reduce_to_draft_head(t, s);

@@ -1,4 +1,4 @@
-/* Properties of single layers, and lookups of keys, of a filled Spec. */
+/* Properties of single layers, and lookups of keys, in a filled Spec */
 #include <string.h>
 
 #include "compiler/spec/spec.h"
@@ -153,7 +153,7 @@ spec_storage(const Spec *s, const char *role, int layer)
 
 	for (int i = 0; i < s->n_storage; i++) {
 		const StorageRule *r = &s->storage[i];
-		/* rules of "q.bias" itself, and those of q */
+		/* rules of "q.bias" itself come before those of q */
 		bool own =
 		    strcmp(r->tensor, "*") == 0 || strcmp(r->tensor, role) == 0 ||
 		    (bias && strlen(r->tensor) == bias && memcmp(r->tensor, role, bias) == 0);

@@ -1,5 +1,5 @@
-/* Merge layers of YAML into one value per key, with type, range and location. Dependencies between
- * keys are checked in spec_check.c. */
+/* Merges layers of YAML into one value per key, with type, range and location. spec_check.c checks
+ * dependencies between keys. */
 #include "compiler/spec/spec_table.h"
 
 #include <ctype.h>
@@ -214,7 +214,7 @@ set(SpecTable *t, SpecKey key, const Node *n, SpecFrom from)
 	case TYPE_NUMS:
 		v.known = read_list(t, k, n, &v);
 		break;
-	case TYPE_LAYERS: /* parsed once n_layers is known */
+	case TYPE_LAYERS: /* parsed later, when n_layers is known */
 		break;
 	case TYPE_RULES:
 		if (n->kind != NODE_LIST) {
@@ -230,12 +230,12 @@ set(SpecTable *t, SpecKey key, const Node *n, SpecFrom from)
 	t->val[key] = v;
 }
 
-/* Return the most similar key to a misspelt `path`. */
+/* Return the key that is most similar to a misspelt `path`. */
 static const char *
 nearest_key(SpecTable *t, const char *path)
 {
 	const char *all[2 * K_COUNT],
-	    *last[K_COUNT]; /* all: keys, then the maps that contain them */
+	    *last[K_COUNT]; /* all names: keys, then the maps that contain them */
 	const char *dot = strrchr(path, '.'), *tail = dot ? dot + 1 : path;
 
 	for (int k = 0; k < K_COUNT; k++) {
@@ -244,8 +244,8 @@ nearest_key(SpecTable *t, const char *path)
 		last[k] = q ? q + 1 : p;
 		all[K_COUNT + k] = q ? arena_strndup(t->a, p, (size_t)(q - p)) : p;
 	}
-	/* first: an existing last component elsewhere; then a misspelt path; then a misspelt last
-	 * component elsewhere */
+	/* In this order: the last component exists under another path; the path is misspelt; the
+	 * last component is misspelt and under another path. */
 	for (int k = 0; k < K_COUNT; k++)
 		if (strcmp(last[k], tail) == 0)
 			return all[k];
@@ -336,13 +336,13 @@ set_default(SpecTable *t, SpecKey key)
 	case TYPE_BYTES:
 	case TYPE_BOOL:
 		if (!expr_eval(k->def, (Loc){ 0 }, &env, t->d, t->a, &x) || x.kind == EXPR_NULL) {
-			/* depends on a key with an error, which is reported already */
+			/* the default depends on a key whose error has been reported */
 			v->known = false;
 			break;
 		}
 		v->num = x.num;
 		if (k->type == TYPE_INT && v->num != floor(v->num)) {
-			/* the expression without the $ of the table */
+			/* the expression without the $ of keys */
 			char *text = arena_strdup(t->a, k->def), *to = text;
 			for (const char *p = k->def; *p; p++)
 				if (*p != '$')
@@ -355,7 +355,7 @@ set_default(SpecTable *t, SpecKey key)
 		}
 		break;
 	case TYPE_WORD:
-		if (*k->def == '$') { /* value of another key */
+		if (*k->def == '$') { /* the default is the value of another key */
 			const SpecVal *w = &t->val[spec_key_find(k->def + 1)];
 			v->known = w->known;
 			v->str = w->str;
@@ -420,7 +420,8 @@ read_rules(SpecTable *t)
 				uint8_t *in = NEW(t->a, uint8_t, n_layers + 1);
 				if (n_layers > 0 &&
 				    selector_read(x, "storage.rules: layers", n_layers, in, t->d) &&
-				    /* all layers: then tensors outside the layers are included */
+				    /* a rule for all layers also applies to tensors outside of the
+				     * layers */
 				    memchr(in, 0, (size_t)n_layers))
 					r.layer_in = in;
 			} else if (strcmp(key, "tensor") == 0) {
@@ -491,8 +492,8 @@ read_rules(SpecTable *t)
 	t->storage = rule;
 }
 
-/* Translate quant.method into rules after the explicit ones: first tensors that the format
- * excludes, then all others. */
+/* Translate quant.method into rules, which follow the explicit ones: first for tensors that the
+ * format excludes, then for all others. */
 static void
 read_quant(SpecTable *t)
 {
@@ -524,11 +525,12 @@ read_quant(SpecTable *t)
 		.tensor = "*", .dtype = q.dtype, .group = q.group, .symmetric = q.symmetric
 	};
 	t->storage = rule;
-	quant_format->str = NULL; /* replaced by the rules, in the resolved description too */
+	quant_format->str = NULL; /* the rules replace it, in the resolved description too */
 	bits->num = group->num = 0;
 }
 
-/* Weights that the checkpoint does not store have nothing of its declaration. */
+/* If a later layer of values changes how weights are stored, the checkpoint's declaration of
+ * activations no longer applies. */
 static void
 ignore_declared_activations(SpecTable *t)
 {
@@ -555,7 +557,7 @@ spec_table_finish(SpecTable *t)
 	read_quant(t);
 }
 
-/* Return whether YAML and our readers parse this plain text as the same string. */
+/* Return whether YAML and the readers here parse this plain text as the same string. */
 static bool
 plain_is_same(const char *s)
 {

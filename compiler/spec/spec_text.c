@@ -1,10 +1,10 @@
-/* Write the resolved description: every key with its value, in the order of spec.def, then the
- * tensor names. Reading it gives the same values and hence the same text. */
+/* Writes the resolved description: every key with its value, in the order of spec.def, then the
+ * tensor names. Reading the text gives the same values, and therefore the same text again. */
 #include <string.h>
 
 #include "compiler/spec/spec_table.h"
 
-/* Open the maps of `path` that are not open yet; the key itself remains. */
+/* Open the maps of `path` that are not open yet. The rest is the key itself. */
 static void
 open_maps(Strbuf *out, const char *path, char open[64])
 {

@@ -1,5 +1,5 @@
-/* Values of the names in a template head, its arguments compared with the op's, and selection of a
- * template for an op. */
+/* Values of the names in a template head, checks of its declared arguments against the op's, and
+ * selection of a template for an op */
 #include <ctype.h>
 #include <stdio.h>
 #include <string.h>
@@ -55,10 +55,12 @@ templates_none(const char *target, const Spec *s, Diag *d, Arena *perm)
 Templates *
 templates_load(const char *target, const Spec *s, Diag *d, Arena *perm)
 {
-	static const char *const tail[] = { "_decode", "_mixed",
-		                            "" }; /* a file for one phase is preferred */
-	static const char *const variant[] = { "_sm90", "_sm80",
-		                               "" }; /* newer instruction sets are preferred */
+	static const char *const tail[] = {
+		"_decode", "_mixed", ""
+	}; /* a template for one phase is preferred to one for both */
+	static const char *const variant[] = {
+		"_sm90", "_sm80", ""
+	}; /* templates for newer instruction sets are preferred */
 	Templates *ts = templates_none(target, s, d, perm);
 	bool cuda = ts->target->kind == TARGET_CUDA;
 
@@ -114,8 +116,8 @@ pool_of(const Bind *b)
 	return NULL;
 }
 
-/* HAS_<ARG>, <ARG>_DTYPE (of an activation: in this phase), <ARG>_LAYOUT, <ARG>_BLOCK (elements per
- * block), <ARG>_ROWS, <ARG>_COLS. */
+/* Evaluate HAS_<ARG>, <ARG>_DTYPE (of an activation: its type in this phase), <ARG>_LAYOUT,
+ * <ARG>_BLOCK (elements per block), <ARG>_ROWS or <ARG>_COLS. */
 static bool
 name_of_arg(const Bind *b, const char *name, HeadValue *out)
 {
@@ -157,8 +159,8 @@ name_of_arg(const Bind *b, const char *name, HeadValue *out)
 }
 
 /* Return whether a library may do the GEMM with w. Libraries read only 16-bit matrices in file
- * order. Their summation order depends on the number of rows, so they are excluded if results must
- * not. */
+ * order. Their order of summation depends on the number of rows, so they are excluded if results
+ * must not depend on the batch. */
 static bool
 library_may(const Bind *b)
 {
@@ -193,8 +195,8 @@ template_symbol(const Bind *b, const char *word, size_t n, PlanSym *out)
 	return false;
 }
 
-/* Evaluate a name defined by @let: the first line with that name whose conditions hold. *is: there
- * is one. False: an error is reported. */
+/* Evaluate a name that @let defines: the first line with this name whose conditions hold applies.
+ * *is: whether there is one. Returns false if an error has been reported. */
 static bool
 name_of_let(Bind *b, const char *name, HeadValue *out, bool *is)
 {
@@ -215,7 +217,7 @@ name_of_let(Bind *b, const char *name, HeadValue *out, bool *is)
 		ok = template_taken(b, l, is);
 		if (ok && *is) {
 			p = (const char *)memchr(p, '=', (size_t)(end - p)) +
-			    1; /* template_head.c has validated it */
+			    1; /* template_head.c has checked that this is valid */
 			ok = template_eval(b, l, p, (size_t)(end - p), out);
 		}
 		b->depth--;
@@ -311,7 +313,7 @@ template_eval(Bind *b, const TemplateLine *l, const char *text, size_t size, Hea
 		return true;
 	while (start > l->piece->source.text && start[-1] != '\n')
 		start--;
-	if (b->ts->diag->n_error == before) /* else evaluating a @let has reported the error */
+	if (b->ts->diag->n_error == before) /* otherwise evaluating a @let has reported the error */
 		template_error_at(b->ts, l, (int)(text - start + (long)at) + 1, why);
 	return false;
 }
@@ -337,7 +339,7 @@ template_taken(Bind *b, const TemplateLine *l, bool *out)
 	*out = true;
 	if (!c)
 		return true;
-	/* outer conditions first: a condition inside a false one need not be valid */
+	/* Outer conditions come first, because a condition inside a false one need not be valid. */
 	if (!template_taken(b, &c->expr, out))
 		return false;
 	if (*out && b->cond_state[l->when] == COND_UNKNOWN) {
@@ -351,7 +353,7 @@ template_taken(Bind *b, const TemplateLine *l, bool *out)
 
 /* ---- arguments ---- */
 
-/* Parse "n_tok/32, 2*ROWS" into one symbol and an integer factor. */
+/* Parse a list such as "n_tok/32, 2*ROWS" into one symbol and an integer factor. */
 static bool
 parse_extent(Bind *b, const TemplateLine *l, const char *p, const char *end, PlanExtent *out)
 {
@@ -448,8 +450,9 @@ template_scratch(Bind *b, const TemplateLine *l, ArgDecl *out)
 	            b, l, "scratch needs an element type and an extent of at least one element"));
 }
 
-/* Check a declared argument against the op's. *fits is false, without an error, if only the kind of
- * rows or the type in this phase differs: the template is then for another use of the op. */
+/* Check a declared argument against the op's. *fits is set to false, without an error, if only the
+ * kind of rows or the type in this phase differs: the template is then for another use of the
+ * op. */
 static bool
 check_arg(Bind *b, const TemplateLine *l, int arg, ArgDecl *a, const ArgShape *want, bool *fits)
 {

@@ -131,7 +131,7 @@ parse_arith(Parser *p, HeadValue *out, bool product)
 	}
 }
 
-/* Compare numbers with numbers, words with words; *order is -1, 0 or 1. */
+/* Compare numbers with numbers, and words with words. *order: -1, 0 or 1 */
 static bool
 compare(Parser *p, const HeadValue *a, const HeadValue *b, int *order)
 {

@@ -10,7 +10,7 @@
 typedef enum HeadKind { HEAD_INT, HEAD_NUM, HEAD_WORD } HeadKind;
 typedef struct HeadValue {
 	HeadKind kind;
-	int64_t i;  /* HEAD_INT; truth values are 0 and 1 */
+	int64_t i;  /* HEAD_INT; a truth value is 0 or 1 */
 	double f;   /* HEAD_NUM */
 	char s[64]; /* HEAD_WORD */
 } HeadValue;
@@ -18,7 +18,8 @@ typedef struct HeadValue {
 /* Look up a name; false: undefined. */
 typedef bool head_name_fn(void *user, const char *name, HeadValue *out);
 
-/* Evaluate an expression. False: *why is the message and *at the offset of the error. */
+/* Evaluate an expression. Returns false on an error; *why is then the message and *at its offset in
+ * the text. */
 bool head_eval(const char *text, size_t size, head_name_fn *name, void *user, HeadValue *out,
                const char **why, size_t *at);
 

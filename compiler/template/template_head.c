@@ -1,5 +1,5 @@
-/* Split the text of a template into lines: head lines by kind, body lines, and the conditions that
- * apply to them. Includes are inserted in place. Nothing is evaluated here. */
+/* Splits the text of a template into head lines by kind, body lines, and the conditions that apply
+ * to them. Included files are inserted in place. Nothing is evaluated here. */
 #include "compiler/template/template_internal.h"
 
 #include <ctype.h>
@@ -31,7 +31,7 @@ template_word(const char **p, const char *end, char *out, size_t cap)
 typedef struct HeadParser {
 	const Templates *ts;
 	Template *t;
-	int when; /* condition that applies to the following lines */
+	int when; /* condition that applies to the lines that follow */
 } HeadParser;
 
 static const char *const directive_name[DIRECTIVES] = {
@@ -93,8 +93,8 @@ parse_phase(Template *t, const TemplateLine *l)
 	return t->phase[PHASE_DECODE] || t->phase[PHASE_MIXED];
 }
 
-/* Parse NAME = EXPR, at most once per file and condition. A definition in a fragment is a default
- * for the files that include it. */
+/* Parse NAME = EXPR. A file may define a name at most once per condition. A definition in an
+ * included file is a default, which the including file may override. */
 static bool
 check_let(HeadParser *p, const TemplateLine *l)
 {
@@ -130,8 +130,8 @@ open_condition(HeadParser *p, const TemplateLine *l, bool negate, int outer)
 	return true;
 }
 
-/* Parse @if EXPR, @else, @end. bottom: condition that applies around the file; the file closes all
- * conditions that it opens. */
+/* Parse @if EXPR, @else or @end. bottom: condition of the line that includes the file; a file must
+ * close all conditions that it opens */
 static bool
 parse_condition(HeadParser *p, const char *word, const TemplateLine *l, int bottom)
 {
@@ -181,7 +181,7 @@ parse_directive(HeadParser *p, const char *word, const TemplateLine *l, int bott
 		return true;
 	}
 	if (!*word)
-		return true; /* "//@ text": a comment in the head */
+		return true; /* "//@ text" is a comment in the head */
 	if (strcmp(word, "include") == 0)
 		return parse_include(p, l, depth);
 	if (strcmp(word, "if") == 0 || strcmp(word, "else") == 0 || strcmp(word, "end") == 0)

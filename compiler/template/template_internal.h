@@ -1,5 +1,5 @@
-/* Shared by template_head.c (text into lines), template.c (names, arguments, selection),
- * template_launch.c and template_text.c (expansion). */
+/* Interfaces between template_head.c (text into lines), template.c (names, arguments, selection),
+ * template_launch.c and template_text.c (expansion) */
 #ifndef LLMC_COMPILER_TEMPLATE_TEMPLATE_INTERNAL_H
 #define LLMC_COMPILER_TEMPLATE_TEMPLATE_INTERNAL_H
 
@@ -8,21 +8,21 @@
 
 enum { MAX_NESTED = 8, MAX_CONDITIONS = 96 };
 
-/* A template, or a file that it includes. */
+/* A template, or a file that a template includes */
 typedef struct TemplateFile {
 	SourceText source;
-	/* file that includes it, and its line; NULL: the template itself */
+	/* file that includes this one, and its line; NULL: this is the template itself */
 	const struct TemplateFile *from;
 	int line;
 } TemplateFile;
 
-/* The rest of a line after "//@word ", or a line of the body. */
+/* A line of the head, without "//@word ", or a line of the body */
 typedef struct TemplateLine {
 	const char *text;
 	size_t size;
 	const TemplateFile *piece;
 	int line;
-	int when; /* index of the condition that applies; -1: none */
+	int when; /* index of the condition that applies to the line; -1: none */
 } TemplateLine;
 
 typedef struct TemplateLines {
@@ -30,7 +30,7 @@ typedef struct TemplateLines {
 	size_t n, cap;
 } TemplateLines;
 
-/* True if its expression is (negate: is not) and if its outer condition is. */
+/* A condition holds if its expression is true (negate: is false) and its outer condition holds. */
 typedef struct Condition {
 	TemplateLine expr;
 	bool negate;
@@ -53,11 +53,11 @@ struct Template {
 	TemplateFile *piece;
 	OpKind op;
 	bool phase[PHASES];
-	bool both;     /* one text for all phases */
-	bool any_rows; /* its head uses n_row */
-	/* its decode kernel prefetches p.next; p.experts as well */
+	bool both;     /* there is one text for all phases */
+	bool any_rows; /* the head uses n_row */
+	/* the decode kernel prefetches p.next; it also prefetches p.experts */
 	bool prefetch, prefetch_experts;
-	bool has_body; /* its kernel is a body, callable from another kernel, and an entry */
+	bool has_body; /* the kernel is an entry and a body, which another kernel can call */
 	TemplateLines head[DIRECTIVES], body;
 	int n_condition;
 	Condition condition[MAX_CONDITIONS];
@@ -69,15 +69,16 @@ struct Templates {
 	const Target *target;
 	int act_bits, act_bf16, act_f8;
 	bool deterministic;
-	const char *(*included)(const char *path,
-	                        size_t *size); /* text of a fragment; NULL: no such file */
+	const char *(*included)(
+	    const char *path,
+	    size_t *size); /* text of an included file; NULL: there is no such file */
 	size_t n, cap;
 	Template **t;
 };
 
 typedef enum CondState { COND_UNKNOWN, COND_TRUE, COND_FALSE } CondState;
 
-/* Evaluation of a template's names for one op. */
+/* State while a template's names are evaluated for one op */
 typedef struct Bind {
 	const Templates *ts;
 	const Template *t;
@@ -85,11 +86,11 @@ typedef struct Bind {
 	const Op *op;
 	int phase;
 	const char *symbol;
-	int depth; /* nesting of @let */
+	int depth; /* nesting depth of @let */
 	unsigned char cond_state[MAX_CONDITIONS];
 } Bind;
 
-/* An argument as the head declares it, with extents evaluated. */
+/* An argument as the head declares it, with its extents evaluated */
 typedef struct ArgDecl {
 	char name[32];
 	PlanDir dir;
@@ -98,32 +99,33 @@ typedef struct ArgDecl {
 	bool sized;
 } ArgDecl;
 
-/* template_head.c. False: errors are in ts->diag. */
+/* template_head.c. Returns false if errors are in ts->diag. */
 bool template_parse(const Templates *ts, Template *t, const char *text);
-/* Report an error at a line, and where its file is included. */
+/* Report an error at a line, and list the lines that include its file. */
 void template_error_at(const Templates *ts, const TemplateLine *l, int col, const char *what);
-/* Read a word of letters, digits and _; returns its length, 0: none. */
+/* Read a word of letters, digits and _. Returns its length; 0: there is none */
 size_t template_word(const char **p, const char *end, char *out, size_t cap);
 
-/* template.c. Functions that return bool report false with an error in the diag, at the line and
- * where its file is included. */
+/* template.c. Functions that return bool return false after an error, which is in the diag with its
+ * line and the lines that include its file. */
 bool template_error(const Bind *b, const TemplateLine *l, const char *what); /* returns false */
 bool template_name(void *bind, const char *name,
-                   HeadValue *out); /* false without an error: undefined */
+                   HeadValue *out); /* returns false without an error if the name is undefined */
 bool template_eval(Bind *b, const TemplateLine *l, const char *text, size_t size, HeadValue *out);
-/* Evaluate whether the conditions of the line hold. */
+/* Return whether the conditions of the line hold. */
 bool template_taken(Bind *b, const TemplateLine *l, bool *out);
-/* Return the symbol of that name (n_row: that of the op); false without an error: none. */
+/* Return the symbol of that name (n_row: that of the op). Returns false without an error if there
+ * is none. */
 bool template_symbol(const Bind *b, const char *word, size_t n, PlanSym *out);
 bool template_scratch(Bind *b, const TemplateLine *l, ArgDecl *out);
-/* Check all @arg lines against the op. *fits false without an error: only the kind of rows, or
- * their type in this phase, differs. */
+/* Check all @arg lines against the op. *fits is set to false, without an error, if only the kind of
+ * rows or the type in this phase differs. */
 bool template_args(Bind *b, ArgDecl arg[PLAN_MAX_ARGS], bool *fits);
 
-/* template_text.c. Key of a kernel: a hash of its text, headers, arguments and launches. */
+/* template_text.c: key of a kernel, a hash of its text, headers, arguments and launches */
 const char *template_key(const Templates *ts, const Kernel *k, const char *text);
 
-/* template_launch.c. k: with all its arguments. */
+/* template_launch.c. k must have all its arguments. */
 bool template_launch(Bind *b, const TemplateLine *l, const PlanKernel *k, PlanLaunch *out);
 bool template_map(Bind *b, const TemplateLine *l, const PlanKernel *k, PlanMap *out);
 

@@ -1,5 +1,5 @@
-/* `//@launch` lines: the functions of a CUDA template that make up a kernel, their grids, and GEMMs
- * that a library may run instead. `//@map` lines: tensor maps. */
+/* `//@launch` lines: the functions of a CUDA template that form a kernel, their grids, and GEMMs
+ * that a library may run instead. `//@map` lines: tensor maps */
 #include <ctype.h>
 #include <string.h>
 
@@ -14,7 +14,8 @@ trim(const char **p, const char **end)
 		--*end;
 }
 
-/* Return the next item of a list separated by ";", trimmed; false: the list has ended. */
+/* Return the next item of a list separated by ";", without surrounding blanks. Returns false at the
+ * end of the list. */
 static bool
 next_item(const char **p, const char *end, const char **item, const char **stop)
 {
@@ -46,7 +47,7 @@ int_value(Bind *b, const TemplateLine *l, const char *p, const char *end, int64_
 	return true;
 }
 
-/* Find the name of a symbol in [p, end); NULL: none. */
+/* Find the name of a symbol in [p, end). NULL: there is none */
 static const char *
 find_symbol(const Bind *b, const char *p, const char *end, PlanSym *sym, size_t *len)
 {
@@ -62,7 +63,7 @@ find_symbol(const Bind *b, const char *p, const char *end, PlanSym *sym, size_t 
 	return NULL;
 }
 
-/* INT | [INT *] sym [/ INT] */
+/* Parse INT | [INT *] sym [/ INT]. */
 static bool
 parse_dim(Bind *b, const TemplateLine *l, const char *p, const char *end, PlanExtent *out)
 {
@@ -116,8 +117,8 @@ arg_named(const PlanKernel *k, const char *name)
 	return -1;
 }
 
-/* Return the argument named at *p and advance past it and a comma; -1: not an argument of this
- * kernel. */
+/* Return the argument that is named at *p, and advance past the name and a comma. -1: this kernel
+ * has no such argument */
 static int
 take_arg(const PlanKernel *k, const char **p, const char *end)
 {
@@ -130,7 +131,7 @@ take_arg(const PlanKernel *k, const char **p, const char *end)
 	return arg_named(k, name);
 }
 
-/* gemm ACT, W, Y | add R, BETA */
+/* Parse gemm ACT, W, Y | add R, BETA. */
 static bool
 parse_product(Bind *b, const TemplateLine *l, const char *p, const char *end, const PlanKernel *k,
               PlanGemm *out)
@@ -189,7 +190,7 @@ parse_function(Bind *b, const TemplateLine *l, const char *p, const char *end, P
 	                      "expected block, grid, shared, cluster, pdl, rounds, path or rows");
 }
 
-/* sym <= INT | sym > INT */
+/* Parse sym <= INT | sym > INT. */
 static bool
 parse_rows(Bind *b, const TemplateLine *l, const char *p, const char *end, PlanLaunch *out)
 {

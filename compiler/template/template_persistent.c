@@ -1,5 +1,5 @@
-/* The kernel of a persistent decode step: the bodies of all decode kernels in one file, each in a
- * namespace, and a loop over the tasks (templates/cuda/runtime/persistent.h). */
+/* The kernel of a persistent decode step: one file with the bodies of all decode kernels, each in
+ * its own namespace, and a loop over the tasks (templates/cuda/runtime/persistent.h) */
 #include <string.h>
 
 #include "base/embed.h"
@@ -24,7 +24,7 @@ next_line(const char *line)
 	return end ? end + 1 : line + strlen(line);
 }
 
-/* Call fn with each line of a kernel that belongs to its body: all lines before the entry. */
+/* Call fn with each line of a kernel before its entry, i.e. each line that belongs to its body. */
 static void
 each_line(const Kernel *k, Strbuf *out, void (*fn)(Strbuf *out, const char *line, size_t n))
 {
@@ -35,7 +35,7 @@ each_line(const Kernel *k, Strbuf *out, void (*fn)(Strbuf *out, const char *line
 	}
 }
 
-/* Includes come first: a header must not be within a namespace. */
+/* Write includes first, because a header must not be inside a namespace. */
 static void
 put_include(Strbuf *out, const char *line, size_t n)
 {
@@ -86,7 +86,7 @@ put_kernel(Strbuf *out, const char *symbol, const Kernel *const *body, int n)
 	strbuf_puts(out, "\t\t}\n\t} while (loop.next());\n}\n");
 }
 
-/* All headers of the bodies, and the one of the loop, sorted */
+/* Set the headers of the kernel: those of all bodies and of the loop, sorted. */
 static bool
 set_headers(const Templates *ts, Kernel *k, const Kernel *const *body, int n)
 {
@@ -112,7 +112,7 @@ set_headers(const Templates *ts, Kernel *k, const Kernel *const *body, int n)
 	return true;
 }
 
-/* Set the launch: a CTA per SM, with the shared memory of the body that needs most. */
+/* Set the launch: one CTA per SM, with as much shared memory as the body that needs most. */
 static bool
 set_launch(Kernel *k, const Kernel *const *body, int n)
 {

@@ -1,4 +1,4 @@
-/* Expand a template for an op: text, headers, key, arguments. */
+/* Expands a template for an op: text, headers, key, arguments. */
 #include "compiler/template/template_internal.h"
 
 #include <stdio.h>
@@ -8,7 +8,8 @@
 #include "base/number.h"
 #include "base/sha256.h"
 
-/* Text that grows in the arena, so that nothing leaks when the arena jumps to oom. */
+/* Text that grows in the arena. It must not be malloc'd, because it would leak when the arena jumps
+ * to oom. */
 typedef struct TextPart {
 	Arena *arena;
 	char *data;
@@ -24,7 +25,7 @@ text_add(TextPart *t, const char *s, size_t n)
 	t->data[t->len] = 0;
 }
 
-/* Write ${NAME} as C: integers and words unchanged, numbers as float constants. */
+/* Write the value of ${NAME} as C: integers and words unchanged, numbers as float constants. */
 static bool
 put_value(Bind *b, const TemplateLine *l, const char *name, size_t n, int col, TextPart *out)
 {
@@ -81,14 +82,14 @@ expand_line(Bind *b, const TemplateLine *l, TextPart *out)
 	return true;
 }
 
-/* A kernel during expansion. */
+/* State while a kernel is expanded */
 typedef struct Expansion {
 	Bind b;
 	Kernel *k;
 	const char *product[MAX_PRODUCTS]; /* names used in the head */
 } Expansion;
 
-/* ARG_<name>: the pointer to an argument or scratch, with its type. */
+/* Define ARG_<name>: the pointer to an argument or scratch, with its type. */
 static void
 put_arg(const Bind *b, const PlanKernelArg *a, int i, TextPart *out)
 {
@@ -117,14 +118,14 @@ put_text(TextPart *out, const char *s)
 	text_add(out, s, strlen(s));
 }
 
-/* Value of LLMC_WEIGHTS (templates/cpu/weights/weights.h). */
+/* Return the bit of LLMC_WEIGHTS for a type (templates/cpu/weights/weights.h). */
 static int
 family_of(Dtype d)
 {
 	return dtype_kind(d) ? 4 : dtype_is_float(d) || dtype_group(d).values != VALUES_INT ? 2 : 1;
 }
 
-/* Define LLMC_WEIGHTS: the weight families of the matrices. */
+/* Define LLMC_WEIGHTS: the mask of the kinds of weights in the kernel. */
 static void
 put_weights(const Expansion *m, TextPart *out)
 {
@@ -149,7 +150,7 @@ expand_text(Expansion *m, TextPart *out)
 	PlanSym rows;
 
 	if (cuda)
-		/* every CUDA kernel has an llmc_call argument */
+		/* every CUDA kernel has an argument of type llmc_call */
 		put_text(out, "#include \"cuda/runtime/step.h\"\n");
 	if (b->t->any_rows && template_symbol(b, "n_row", 5, &rows))
 		put_text(out, cuda ? rows == SYM_n_out ? "#define N_ROW(p) N_OUT(p)\n"
@@ -177,7 +178,8 @@ typedef struct Headers {
 	int n;
 } Headers;
 
-/* Collect all headers that `text` includes, directly or not, by their paths below templates/. */
+/* Collect all headers that `text` includes, directly or indirectly, by their paths below
+ * templates/. */
 static bool
 headers_of(const Bind *b, const char *text, Headers *h)
 {
@@ -246,8 +248,8 @@ scratch_args(Expansion *m)
 	return true;
 }
 
-/* Remove the library path of kernels without a library GEMM; the kernel's own path is then the only
- * one. */
+/* If no library can run the kernel's GEMM, remove the path for libraries, so that the kernel's own
+ * path is the only one. */
 static void
 one_path(PlanKernel *k)
 {
@@ -262,7 +264,7 @@ one_path(PlanKernel *k)
 	k->n_launch = n;
 }
 
-/* @activations i8 or f8 */
+/* Read @activations i8 or f8. */
 static bool
 activations(Expansion *m)
 {
@@ -322,7 +324,7 @@ launches(Expansion *m)
 	return true;
 }
 
-/* Hash everything that determines the kernel, before its name is known. */
+/* Return a hash of everything that determines the kernel, before its name is known. */
 const char *
 template_key(const Templates *ts, const Kernel *k, const char *text)
 {
@@ -386,8 +388,8 @@ set_headers(const Bind *b, Kernel *k, const char *text)
 	return true;
 }
 
-/* Make the matmul file of a weight type (templates/cpu/gemm/matmul_kernel.h); it is the same for
- * every kernel that uses it. */
+/* Make the file of matmul functions of a weight type (templates/cpu/gemm/matmul_kernel.h). It is
+ * the same for all kernels that use it. */
 static const Kernel *
 product_of(const Bind *b, const char *dtype, bool ragged)
 {
@@ -417,7 +419,7 @@ product_of(const Bind *b, const char *dtype, bool ragged)
 	return k;
 }
 
-/* @product NAME DTYPE COLS, the last two as names of the head. */
+/* Read @product NAME DTYPE COLS. DTYPE and COLS are names of the head. */
 static bool
 products(Expansion *m)
 {
@@ -482,7 +484,7 @@ template_expand(const Templates *ts, const Template *t, const Graph *g, const Op
 	k->row.id = arena_printf(a, "%s.%s", stem, k->key);
 	k->row.file = arena_printf(a, "kernels/%s.%s", k->row.id,
 	                           ts->target->kind == TARGET_CUDA ? "cu" : "c");
-	text.len = 0; /* expand again, now with the name */
+	text.len = 0; /* expand again, because the name of the kernel is known now */
 	if (!launches(&m) || !expand_text(&m, &text))
 		return NULL;
 	k->text = arena_strndup(a, text.data, text.len);
