@@ -10,6 +10,15 @@ import pytest
 
 from server_process import BUILD, ROOT
 
+# pairs of markers and names of the roofline that share area
+OVERLAPS = """
+const box = [...document.querySelectorAll('#roof circle, #roof text')]
+    .filter((e) => e.tagName === 'circle' || e.getAttribute('class'))
+    .map((e) => [e.textContent, e.getBoundingClientRect()]);
+const cut = ([, a], [, b]) => a.left < b.right - 0.5 && b.left < a.right - 0.5 &&
+    a.top < b.bottom - 1.5 && b.top < a.bottom - 1.5;
+return box.flatMap((a, i) => box.slice(0, i).filter((b) => cut(a, b)).map((b) => [a[0], b[0]]));
+"""
 SCREENS = os.path.join(ROOT, "build", "screens")
 
 
@@ -89,6 +98,7 @@ def test_it_draws(page):
             and count("#bytes rect") > 3
             and count("#roof circle") == count("#roof text.name") > 2
         )
+        assert b.execute_script(OVERLAPS) == []
         b.find_element(By.CSS_SELECTOR, "#steps tbody a[href^='#kernel-']").click()
         assert count("#kernels details[open]") == 1
         b.execute_script(
@@ -105,6 +115,7 @@ def test_it_draws(page):
             {"features": [{"name": "prefers-color-scheme", "value": "dark"}]},
         )
         assert b.execute_script("return document.scrollingElement.scrollWidth") <= 375
+        assert b.execute_script(OVERLAPS) == []
         b.save_screenshot(os.path.join(SCREENS, "plan-phone-dark.png"))
         assert [e for e in b.get_log("browser") if e["level"] == "SEVERE"] == []
     finally:
