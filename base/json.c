@@ -175,9 +175,15 @@ json_read_python(Arena *a, const char *text, size_t n, size_t flags, json_error_
 }
 
 const char *
+json_string_of(const json_t *o, const char *key)
+{
+	return json_string_value(json_object_get(o, key));
+}
+
+const char *
 json_text_of(const json_t *o, const char *key)
 {
-	const char *s = json_string_value(json_object_get(o, key));
+	const char *s = json_string_of(o, key);
 
 	return s ? s : "";
 }

@@ -49,5 +49,6 @@ size_t json_number_length(const char *s, size_t n, bool *real);
 bool json_number_syntax(const char *s, size_t n);
 const char *json_text_of(const json_t *o,
                          const char *key); /* the string value of a key; "" if it has none */
+const char *json_string_of(const json_t *o, const char *key); /* the same, but NULL */
 
 #endif

@@ -4,6 +4,7 @@
 
 #include <math.h>
 
+#include "base/align.h"
 #include "formats/layout.h"
 
 const char *const plan_sym_text[SYM_COUNT] = {
@@ -190,7 +191,7 @@ plan_slot_bytes(const Plan *p, int slot, const int64_t sym[SYM_COUNT])
 {
 	int64_t n = plan_extent_elems(&p->slot[slot], sym);
 
-	return n < 0 || n > INT64_MAX - 255 ? -1 : (n + 255) & ~(int64_t)255;
+	return n < 0 || n > INT64_MAX - 255 ? -1 : ALIGN_UP(n, 256);
 }
 
 int64_t

@@ -23,6 +23,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/align.h"
 #include "base/futex.h"
 #include "runtime/comm/comm_internal.h"
 #include "runtime/threads/threads.h"
@@ -130,23 +131,17 @@ line_wait(ShmComm *s, ShmLine *l, uint64_t v, int of, int most_s)
 
 /* ---- opening ---- */
 
-static size_t
-lines_of(size_t bytes)
-{
-	return (bytes + 63) & ~(size_t)63;
-}
-
 /* Bytes of a rank's pipe. Each rank of the last stage has one, but only its first rank uses it. */
 static size_t
 pipe_bytes(int rank, CommShape c)
 {
-	return lines_of(rank + c.team >= c.ranks ? c.back : c.onward);
+	return ALIGN_UP(rank + c.team >= c.ranks ? c.back : c.onward, 64);
 }
 
 static size_t
 lay_out(ShmComm *s, char *base, CommShape c)
 {
-	size_t at = lines_of(sizeof(ShmBlock)), lines = at;
+	size_t at = ALIGN_UP(sizeof(ShmBlock), 64), lines = at;
 	const size_t n = (size_t)c.ranks, p = (size_t)c.parts;
 
 	at += (4 * n + n * p) * sizeof(ShmLine) + n * sizeof(Heartbeat);
@@ -164,7 +159,7 @@ lay_out(ShmComm *s, char *base, CommShape c)
 		s->pipe = (char *)(s->gather_slot + 2 * n * CHUNK);
 	}
 	return at + RING + 2 * n * (p + 1) * CHUNK * sizeof(float) +
-	       (n - (size_t)c.team) * lines_of(c.onward) + lines_of(c.back);
+	       (n - (size_t)c.team) * ALIGN_UP(c.onward, 64) + ALIGN_UP(c.back, 64);
 }
 
 size_t
@@ -387,7 +382,7 @@ shm_gather_to_root(Comm *c, const void *data, size_t n, void *all)
 static char *
 pipe_of(const ShmComm *s, int rank)
 {
-	return s->pipe + (size_t)rank * lines_of(s->shape.onward);
+	return s->pipe + (size_t)rank * ALIGN_UP(s->shape.onward, 64);
 }
 
 static bool

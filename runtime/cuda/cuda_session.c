@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/align.h"
+
 enum { ALIGN = 256 };
 
 llmc_status
@@ -242,9 +244,8 @@ take_pinned(CudaSession *c, llmc_error *err)
 	const Session *s = c->s;
 	size_t block = (size_t)s->block_bytes * LLMC_RING,
 	       note = (size_t)c->st.note_stride * LLMC_RING;
-	size_t samples =
-	    ((size_t)c->max_out * LLMC_RING * sizeof(llmc_sampled) + 255) & ~(size_t)255;
-	size_t masks = ((size_t)c->mask_bytes * LLMC_RING + 255) & ~(size_t)255;
+	size_t samples = ALIGN_UP((size_t)c->max_out * LLMC_RING * sizeof(llmc_sampled), 256);
+	size_t masks = ALIGN_UP((size_t)c->mask_bytes * LLMC_RING, 256);
 	size_t logits = (size_t)s->sym[SYM_n_out] * (size_t)plan_out_width(s->plan) * sizeof(float);
 	const size_t row = (size_t)s->sym[SYM_n_tok] * sizeof(float),
 	             given = plan_takes_rows(s->plan) ? row * (size_t)plan_row_width(s->plan) : 0;
@@ -255,8 +256,8 @@ take_pinned(CudaSession *c, llmc_error *err)
 	void *p = NULL;
 
 	stream = stream > given ? stream : given;
-	note = (note + 255) & ~(size_t)255;
-	block = (block + 255) & ~(size_t)255;
+	note = ALIGN_UP(note, 256);
+	block = ALIGN_UP(block, 256);
 	CUDA_TRY(d,
 	         d->api.host_alloc(&p, block + note + samples + masks + logits + 2 * stream,
 	                           CU_HOST_PORTABLE | CU_HOST_MAPPED),

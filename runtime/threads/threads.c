@@ -24,6 +24,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/align.h"
 #include "base/clock.h"
 #include "base/futex.h"
 #include "base/thread.h"
@@ -362,7 +363,7 @@ threads_open(int n, Threads **out, llmc_error *err)
 	if (n < 1 || n > TOPOLOGY_MAX)
 		return error_set(err, LLMC_E_RANGE, "cannot start %d threads: 1 .. %d are possible",
 		                 n, TOPOLOGY_MAX);
-	size_t bytes = (sizeof(Threads) + (size_t)n * sizeof(Worker) + 63) & ~(size_t)63;
+	size_t bytes = ALIGN_UP(sizeof(Threads) + (size_t)n * sizeof(Worker), 64);
 	if (posix_memalign(&memory, 64, bytes))
 		return error_set(err, LLMC_E_MEMORY, "out of memory for %d threads", n);
 	Threads *t = memset(memory, 0, bytes);

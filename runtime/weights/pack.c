@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/align.h"
 #include "base/random.h"
 #include "formats/dequant.h"
 #include "formats/layout.h"
@@ -65,12 +66,6 @@ file_cols(const PlanTensor *t)
 	return t->cols && t->src[0].col_total ? t->src[0].col_total : t->cols;
 }
 
-static size_t
-up_64(size_t n)
-{
-	return (n + 63) & ~(size_t)63;
-}
-
 /* Longest stored row among sources that are transposed or read in groups of columns; 0: none */
 static int64_t
 widest_across(const PlanTensor *t)
@@ -98,11 +93,12 @@ pack_scratch_bytes(const PlanTensor *t)
 	}
 	/* a group of rows in the tensor's type; a stored row in fp32, and one in the tensor's type;
 	 * a row of a transposed source; the columns of a block */
-	return t->cols ? up_64((size_t)(group * row)) + up_64((size_t)file_cols(t) * 4) +
-	                     up_64((size_t)dtype_row_bytes(t->dtype, file_cols(t))) +
-	                     up_64((size_t)widest_across(t) * 4) +
-	                     (size_t)(t->cols * 4 * transposed) + 64
-	               : 64;
+	return t->cols
+	           ? ALIGN_UP((size_t)(group * row), 64) + ALIGN_UP((size_t)file_cols(t) * 4, 64) +
+	                 ALIGN_UP((size_t)dtype_row_bytes(t->dtype, file_cols(t)), 64) +
+	                 ALIGN_UP((size_t)widest_across(t) * 4, 64) +
+	                 (size_t)(t->cols * 4 * transposed) + 64
+	           : 64;
 }
 
 static uint64_t
@@ -357,13 +353,14 @@ pack_groups(void *user, int part, int n_parts)
 	const PlanTensor *t = j->t;
 	int64_t group = j->layout->group;
 	char *tmp = j->scratch + (size_t)part * j->scratch_bytes;
-	PackScratch room = { .row = (float *)(tmp + up_64((size_t)(group * j->row_bytes))),
+	PackScratch room = { .row = (float *)(tmp + ALIGN_UP((size_t)(group * j->row_bytes), 64)),
 		             .source = -1 };
 
 	(void)n_parts;
-	room.file = (char *)room.row + up_64((size_t)file_cols(t) * 4);
-	room.across = (float *)(room.file + up_64((size_t)dtype_row_bytes(t->dtype, file_cols(t))));
-	room.transposed = room.across + up_64((size_t)widest_across(t) * 4) / 4;
+	room.file = (char *)room.row + ALIGN_UP((size_t)file_cols(t) * 4, 64);
+	room.across =
+	    (float *)(room.file + ALIGN_UP((size_t)dtype_row_bytes(t->dtype, file_cols(t)), 64));
+	room.transposed = room.across + ALIGN_UP((size_t)widest_across(t) * 4, 64) / 4;
 	for (;;) {
 		int64_t g = atomic_fetch_add(&j->next, GROUPS_AT_ONCE), end = g + GROUPS_AT_ONCE;
 		if (g >= j->end)

@@ -2,6 +2,7 @@
  * buffers. */
 #include <stdlib.h>
 
+#include "base/align.h"
 #include "runtime/weights/weights_internal.h"
 #include "formats/layout.h"
 
@@ -15,7 +16,7 @@ weights_layout(const Weights *w, int64_t *offset, int64_t *bytes, llmc_error *er
 			return error_set(err, LLMC_E_MEMORY, "tensor %s is too large",
 			                 w->plan->tensor[i].id);
 		offset[i] = *bytes;
-		*bytes += (n + 255) & ~(int64_t)255;
+		*bytes += ALIGN_UP(n, 256);
 	}
 	return LLMC_OK;
 }
@@ -57,7 +58,7 @@ weights_stage(Weights *w, const WeightsOptions *opt, const int64_t *offset, cons
 	for (int i = 0; i < p->n_tensor; i++)
 		if (pack_scratch_bytes(&p->tensor[i]) > scratch_bytes)
 			scratch_bytes = pack_scratch_bytes(&p->tensor[i]);
-	scratch_bytes = (scratch_bytes + 63) & ~(size_t)63;
+	scratch_bytes = ALIGN_UP(scratch_bytes, 64);
 	char *scratch = aligned_alloc(64, scratch_bytes * (size_t)threads_count(opt->threads));
 	if (!scratch)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for packing");

@@ -7,6 +7,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "base/align.h"
 #include "base/free_memory.h"
 #include "base/log.h"
 #include "formats/layout.h"
@@ -117,7 +118,7 @@ lay_out(const Plan *p, const CheckpointTensor *src, bool copied, PackMap *map, W
 				return error_set(err, LLMC_E_MEMORY, "tensor %s is too large",
 				                 t->id);
 			map->offset[i] = map->bytes;
-			map->bytes += (bytes + 255) & ~(int64_t)255;
+			map->bytes += ALIGN_UP(bytes, 256);
 		}
 		if (src)
 			src += t->n_src;
@@ -152,7 +153,7 @@ pack_all(const Plan *p, const WeightsOptions *o, const CheckpointTensor *src, co
 	for (int i = 0; i < p->n_tensor; i++)
 		if (map->offset[i] >= 0 && pack_scratch_bytes(&p->tensor[i]) > scratch_bytes)
 			scratch_bytes = pack_scratch_bytes(&p->tensor[i]);
-	scratch_bytes = (scratch_bytes + 63) & ~(size_t)63;
+	scratch_bytes = ALIGN_UP(scratch_bytes, 64);
 	char *scratch = aligned_alloc(64, scratch_bytes * (size_t)threads_count(o->threads));
 	if (!scratch)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for packing");

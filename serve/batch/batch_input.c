@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/json.h"
 #include "base/utf8.h"
 #include "serve/batch/batch.h"
 #include "serve/batch/batch_run.h"
@@ -81,12 +82,6 @@ batch_line_object(const BatchRun *run, size_t i, Problem *p)
 	return o;
 }
 
-const char *
-batch_text(const json_t *o, const char *key)
-{
-	return json_string_value(json_object_get(o, key));
-}
-
 static void
 batch_check_line(BatchRun *run, size_t i)
 {
@@ -102,8 +97,8 @@ batch_check_line(BatchRun *run, size_t i)
 		return;
 	}
 	json_t *o = batch_line_object(run, i, &p);
-	const char *name = batch_text(o, "custom_id"), *method = batch_text(o, "method"),
-	           *url = batch_text(o, "url"), *at;
+	const char *name = json_string_of(o, "custom_id"), *method = json_string_of(o, "method"),
+	           *url = json_string_of(o, "url"), *at;
 	const json_t *body = json_object_get(o, "body");
 	size_t n = json_string_length(json_object_get(o, "custom_id")), len;
 

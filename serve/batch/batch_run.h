@@ -45,7 +45,6 @@ void batch_wrong(BatchRun *run, size_t line, const char *code, const char *param
 bool batch_value_span(const char *s, size_t n, const char *key, const char **at, size_t *len);
 /* Parse a line to an object. check_file has validated it. */
 json_t *batch_line_object(const BatchRun *run, size_t i, Problem *p);
-const char *batch_text(const json_t *o, const char *key);
 /* Check all lines. False: run->errors has mistakes, or the run was stopped. */
 bool batch_check(BatchRun *run);
 

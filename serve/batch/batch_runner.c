@@ -49,7 +49,7 @@ open_part(BatchRun *run, int which)
 	     whole = (size_t)(end - s) + 1) {
 		Problem p;
 		json_t *o = body_parse(s + whole, (size_t)(end - (s + whole)), &p);
-		const char *name = batch_text(o, "custom_id");
+		const char *name = json_string_of(o, "custom_id");
 		const json_t *line = name ? json_object_get(run->names, name) : NULL;
 		size_t i = line ? (size_t)json_integer_value(line) : run->n_line;
 		if (i < run->n_line && !run->line[i].done) {

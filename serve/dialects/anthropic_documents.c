@@ -4,12 +4,6 @@
 #include "base/json.h"
 #include "serve/dialects/anthropic.h"
 
-static const char *
-text_of(const json_t *o, const char *key)
-{
-	return json_string_value(json_object_get(o, key));
-}
-
 static void
 add_line(Strbuf *b, const char *text, size_t n)
 {
@@ -45,7 +39,7 @@ add_content(Strbuf *b, const json_t *content, const char *where, Problem *p)
 		               "%s: expected a string or an array of text blocks, but got %s.",
 		               where, json_type_name(content));
 	json_array_foreach ((json_t *)(uintptr_t)content, i, part) {
-		const char *type = text_of(part, "type");
+		const char *type = json_string_of(part, "type");
 		const json_t *text = json_object_get(part, "text");
 		if (!type || strcmp(type, "text") != 0 || !json_is_string(text))
 			return problem(p, 400, where, "%s.%zu: expected a block of type 'text'.",
@@ -60,7 +54,8 @@ add_source(Strbuf *b, const json_t *block, const char *where, Problem *p)
 {
 	const json_t *source = json_object_get(block, "source"),
 	             *data = json_object_get(source, "data");
-	const char *type = text_of(source, "type"), *media = text_of(source, "media_type");
+	const char *type = json_string_of(source, "type"),
+	           *media = json_string_of(source, "media_type");
 	char at[96];
 
 	snprintf(at, sizeof at, "%.80s.source", where);
@@ -120,7 +115,7 @@ anthropic_without_documents(const json_t *content, const char *where, Problem *p
 	if (!(out = json_array()))
 		problem_memory(p);
 	json_array_foreach ((json_t *)(uintptr_t)content, i, block) {
-		const char *type = text_of(block, "type");
+		const char *type = json_string_of(block, "type");
 		char at[64];
 		json_t *in, *made = NULL;
 		snprintf(at, sizeof at, "%.40s.%zu", where, i);
