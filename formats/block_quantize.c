@@ -114,12 +114,6 @@ grid_has(Dtype d)
 }
 
 INSIDE float
-inverse(float d)
-{
-	return d != 0 ? 1 / d : 0;
-}
-
-INSIDE float
 stored(float f)
 {
 	return f16_to_f32(f32_to_f16(f));
@@ -256,7 +250,7 @@ search(const Shape *s, const float *x, const float *w, float *scale, float *base
 				best = e, *scale = (float)a, *base = (float)b;
 		}
 		/* refine once with the codes of the best candidate */
-		levels_sum(s, x, w, inverse(*scale), *base, &v);
+		levels_sum(s, x, w, scale_inverse(*scale), *base, &v);
 		fit(s, &v, &a, &b);
 		if (a > 0 && error_of(&v, a, b) < best)
 			*scale = (float)a, *base = (float)b;
@@ -280,7 +274,7 @@ search(const Shape *s, const float *x, const float *w, float *scale, float *base
 INSIDE double
 on_grid(const Shape *s, const float *x, const float *w, float scale, float base, Sums *v)
 {
-	levels_sum(s, x, w, inverse(scale), base, v);
+	levels_sum(s, x, w, scale_inverse(scale), base, v);
 	return error_of(v, (double)scale, (double)base);
 }
 
@@ -314,8 +308,8 @@ choose_parts(const Shape *s, const float *x, const float *w, const float *scale,
 	double sum = 0;
 
 	for (int j = 0; j < n_sub; j++) {
-		int p = whole(scale[j] * inverse(d), s->part_low, s->part_high),
-		    q = s->affine ? whole(-base[j] * inverse(m), 0, s->part_high) : 0;
+		int p = whole(scale[j] * scale_inverse(d), s->part_low, s->part_high),
+		    q = s->affine ? whole(-base[j] * scale_inverse(m), 0, s->part_high) : 0;
 		int p0 = p, q0 = q;
 		double best = INFINITY;
 		Sums v;
@@ -351,7 +345,8 @@ fit_two(const Shape *s, const float *x, const float *w, int n_sub, const BlockGr
 	for (int j = 0; j < n_sub; j++) {
 		Sums v;
 		plain_sums(s, x + j * s->sub, w + j * s->sub, &v);
-		levels_sum(s, x + j * s->sub, w + j * s->sub, inverse(g->scale[j]), g->base[j], &v);
+		levels_sum(s, x + j * s->sub, w + j * s->sub, scale_inverse(g->scale[j]),
+		           g->base[j], &v);
 		double p = g->part[j], r = -(double)g->min_part[j];
 		a += p * p * (double)v.qq;
 		b += p * r * (double)v.q;
@@ -503,7 +498,7 @@ int
 grid_code(const BlockGrid *g, int i, float x)
 {
 	const int j = i / g->sub;
-	float t = (x - g->base[j]) * inverse(g->scale[j]);
+	float t = (x - g->base[j]) * scale_inverse(g->scale[j]);
 
 	if (!g->level)
 		return whole(t, g->low, g->high);
@@ -533,8 +528,8 @@ grid_move(Dtype d, BlockGrid *g, int k, float scale, float base, int part_step, 
 		return true;
 	}
 	const float one = f16_to_f32(g->d), min = f16_to_f32(g->m);
-	int p = whole(scale * inverse(one), s.part_low, s.part_high) + part_step,
-	    q = s.affine ? whole(-base * inverse(min), 0, s.part_high) + min_step : 0;
+	int p = whole(scale * scale_inverse(one), s.part_low, s.part_high) + part_step,
+	    q = s.affine ? whole(-base * scale_inverse(min), 0, s.part_high) + min_step : 0;
 	if (p < s.part_low || p > s.part_high || q < 0 || q > s.part_high)
 		return false;
 	g->part[k] = (int8_t)p;

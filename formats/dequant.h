@@ -28,4 +28,11 @@ float e8m0_to_f32(uint8_t e); /* 2^(e - 127), 255: NaN */
 float e2m1_to_f32(uint8_t b); /* low 4 bits */
 uint16_t f32_to_bf16(float f);
 
+/* Factor that undoes a scale; 0 for a scale of 0, so that a row of zeros stays one */
+static inline float
+scale_inverse(float d)
+{
+	return d != 0 ? 1 / d : 0;
+}
+
 #endif

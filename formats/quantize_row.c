@@ -25,12 +25,6 @@ clamp_int(float v, int lo, int hi)
 	return v < (float)hi ? (int)v : hi;
 }
 
-static float
-inverse(float d)
-{
-	return d != 0 ? 1 / d : 0;
-}
-
 static void
 to_q8_0(const float *x, uint8_t *b)
 {
@@ -38,7 +32,7 @@ to_q8_0(const float *x, uint8_t *b)
 
 	for (int i = 0; i < 32; i++)
 		top = fmaxf(top, fabsf(x[i]));
-	float d = top / 127, id = inverse(d);
+	float d = top / 127, id = scale_inverse(d);
 	put_f16(b, d);
 	for (int i = 0; i < 32; i++)
 		b[2 + i] = (uint8_t)(int8_t)clamp_int(roundf(x[i] * id), -127, 127);
@@ -57,7 +51,7 @@ to_symmetric(const float *x, uint8_t *b, int bits)
 	for (int i = 0; i < 32; i++)
 		if (fabsf(x[i]) > top)
 			top = fabsf(x[i]), peak = x[i];
-	float d = peak / (float)-half, id = inverse(d);
+	float d = peak / (float)-half, id = scale_inverse(d);
 	put_f16(b, d);
 	memset(q, 0, 16);
 	for (int i = 0; i < 32; i++) {
@@ -97,7 +91,7 @@ to_affine(const float *x, uint8_t *b, int bits)
 		lo = fminf(lo, x[i]);
 		hi = fmaxf(hi, x[i]);
 	}
-	float d = (hi - lo) / (float)top, id = inverse(d);
+	float d = (hi - lo) / (float)top, id = scale_inverse(d);
 	put_f16(b, d);
 	put_f16(b + 2, lo);
 	memset(q, 0, 16);
@@ -137,8 +131,8 @@ to_q45_k(const float *x, uint8_t *b, int bits)
 	float d = f16_to_f32(f32_to_f16(top_scale / 63)),
 	      dmin = f16_to_f32(f32_to_f16(top_min / 63));
 	for (int j = 0; j < 8; j++) {
-		int s = clamp_int(scale[j] * inverse(d) + 0.5f, 0, 63);
-		int m = clamp_int(min[j] * inverse(dmin) + 0.5f, 0, 63);
+		int s = clamp_int(scale[j] * scale_inverse(d) + 0.5f, 0, 63);
+		int m = clamp_int(min[j] * scale_inverse(dmin) + 0.5f, 0, 63);
 		if (j < 4) {
 			b[4 + j] |= (uint8_t)s;
 			b[8 + j] |= (uint8_t)m;
@@ -147,7 +141,7 @@ to_q45_k(const float *x, uint8_t *b, int bits)
 			b[4 + j - 4] |= (uint8_t)(s >> 4 << 6);
 			b[4 + j] |= (uint8_t)(m >> 4 << 6);
 		}
-		float id = inverse(d * (float)s), lo = dmin * (float)m;
+		float id = scale_inverse(d * (float)s), lo = dmin * (float)m;
 		for (int i = 0; i < 32; i++) {
 			int v = clamp_int((x[j * 32 + i] + lo) * id + 0.5f, 0, levels);
 			nibbles[j / 2 * 32 + i] |= (uint8_t)((v & 15) << (j % 2 * 4));
@@ -175,9 +169,9 @@ to_q6_k(const float *x, uint8_t *b)
 	put_f16(b + 208, top / -128);
 	float d = f16_to_f32(f32_to_f16(top / -128));
 	for (int e = 0; e < 256; e++) {
-		int s = clamp_int(roundf(scale[e / 16] * inverse(d)), -128, 127);
+		int s = clamp_int(roundf(scale[e / 16] * scale_inverse(d)), -128, 127);
 		b[192 + e / 16] = (uint8_t)(int8_t)s;
-		int v = clamp_int(roundf(x[e] * inverse(d * (float)s)) + 32, 0, 63);
+		int v = clamp_int(roundf(x[e] * scale_inverse(d * (float)s)) + 32, 0, 63);
 		int half = e / 128, group = e / 32 % 4, i = e % 32;
 		b[half * 64 + group % 2 * 32 + i] |= (uint8_t)((v & 15) << (group / 2 * 4));
 		b[128 + half * 32 + i] |= (uint8_t)((v >> 4) << (group * 2));
@@ -237,7 +231,7 @@ to_nvfp4(const float *x, float d, uint8_t *b)
 	for (int j = 0; j < 4; j++) {
 		const float *at = x + 16 * j;
 		b[4 + j] = f32_to_e4m3(peak_of(at, 16) / 6 / d);
-		const float id = inverse(d * e4m3_to_f32(b[4 + j]));
+		const float id = scale_inverse(d * e4m3_to_f32(b[4 + j]));
 		for (int i = 0; i < 16; i++) {
 			uint8_t *to = b + 8 + j / 2 * 16 + i;
 			*to =
@@ -284,7 +278,7 @@ to_group(DtypeGroup g, const float *x, int64_t n, bool symmetric, uint8_t *b, in
 	                                    : (hi - lo) / (float)top;
 	if (g.scale_bytes == 2)
 		d = f16_to_f32(f32_to_f16(d));
-	float id = inverse(d);
+	float id = scale_inverse(d);
 	int zero = symmetric ? half : clamp_int(-lo * id + 0.5f, 0, top);
 	for (int64_t at = 0; at < n; at += g.columns, b += block_bytes) {
 		uint8_t *q = b + g.scale_bytes;

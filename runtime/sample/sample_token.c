@@ -4,24 +4,16 @@
 #include <math.h>
 #include <string.h>
 
+#include "formats/float_bits.h"
 #include "runtime/sample/sampler.h"
 
 enum { N_BUCKET = 4096 };
-
-static uint32_t
-bits_of(float v)
-{
-	uint32_t u;
-
-	memcpy(&u, &v, sizeof u);
-	return u;
-}
 
 /* Map a float to an integer of the same order. */
 static uint32_t
 bucket_of(float v)
 {
-	uint32_t u = bits_of(v + 0.0f); /* -0 and 0 are equal */
+	uint32_t u = bits_of_float(v + 0.0f); /* -0 and 0 are equal */
 
 	return (u ^ (u >> 31 ? 0xffffffffu : 0x80000000u)) >> 20;
 }
@@ -149,7 +141,7 @@ swap(Candidate *cand, int32_t a, int32_t b)
 static int32_t
 weight_bucket(float v)
 {
-	uint32_t b = bits_of(v) >> 19;
+	uint32_t b = bits_of_float(v) >> 19;
 
 	return b < N_BUCKET / 2 ? (int32_t)b : N_BUCKET / 2 - 1;
 }

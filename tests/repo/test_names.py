@@ -13,8 +13,8 @@ FOREIGN = re.compile(r"CU|nvrtc|Nvrtc|Nccl|llmc_|mbar_t$")
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
 # between the name of a vector type and its semicolon
 ATTRIBUTE = re.compile(r"\s*__attribute__\s*\(\((?:[^()]|\([^()]*\))*\)\)")
-# one-line helpers: their modules may not share code, or they are equal by chance
-SHORT = 60
+# calls of one function: accessors that give the same value another type
+SHORT = 42
 
 
 def sources():
@@ -70,9 +70,13 @@ def test_no_type_name_means_two_things():
 
 
 def functions(text):
+    """Name and body of each static function, with its parameters numbered."""
     for m in re.finditer(r"^static (?:inline )?[\w ]+\**\n(\w+)\(([^)]*)\)\n\{\n", text, re.M):
         end = text.find("\n}\n", m.end() - 1)
-        yield m[1], re.sub(r"\s+", " ", f"({m[2]}) {text[m.end() : end]}")
+        body = f"({m[2]}) {text[m.end() : end]}"
+        for k, name in enumerate(re.findall(r"(\w+)(?:\[[^]]*\])*(?:,|$)", m[2])):
+            body = re.sub(rf"(?<![\w.>]){name}\b", f"${k}", body)
+        yield m[1], re.sub(r"\s+", " ", body)
 
 
 def test_no_helper_exists_twice():
