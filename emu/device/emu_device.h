@@ -7,6 +7,11 @@
 #include "emu_abi.h"
 #include "warp_ops.h"
 
+/* -O0: code that runs once or twice. Inlining functions at each call would take most of the compile
+ * time. */
+#if !defined(__OPTIMIZE__) && !defined(LLMC_EMU_CHECK)
+#define always_inline unused
+#endif
 #define __global__ __attribute__((noinline, visibility("default"), used))
 #define __device__
 #define __host__
