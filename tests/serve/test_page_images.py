@@ -5,7 +5,7 @@ import os
 import pytest
 
 import tiny_vision
-from test_page import By, browser, css, idle, no_errors, pytestmark, say, shot, wait  # noqa: F401
+from page_browser import By, browser, css, idle, no_errors, pytestmark, say, shot, wait  # noqa: F401
 
 EVENT = """
 const bytes = Uint8Array.from(atob(arguments[1]), (c) => c.charCodeAt(0)), data = new DataTransfer();
