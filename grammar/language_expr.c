@@ -157,9 +157,24 @@ unroll(Arena *a, const Language *l, int32_t min, int32_t max, Language *out)
 
 typedef struct CharsExpr { /* characters of an edge that have an expression already */
 	uint64_t key;
+	size_t from; /* the edge's states */
+	int32_t to;
 	Expr *x;
 } CharsExpr;
 enum { N_KNOWN = 1024 };
+
+/* Whether two edges have the same characters. */
+static bool
+same_chars(const Language *l, size_t from, int32_t to, const CharsExpr *x)
+{
+	const int32_t *a = l->next + from * (size_t)l->n_class,
+	              *b = l->next + x->from * (size_t)l->n_class;
+
+	for (int32_t c = 0; c < l->n_class; c++)
+		if ((a[c] == to) != (b[c] == x->to))
+			return false;
+	return true;
+}
 
 static Expr *
 graph_of(GrammarBuilder *b, const Language *l, RegexFlags flags)
@@ -192,13 +207,13 @@ graph_of(GrammarBuilder *b, const Language *l, RegexFlags flags)
 					key ^= key >> 31;
 				}
 			CharsExpr *x = &known[key % N_KNOWN];
-			while (x->x && x->key != key)
+			while (x->x && (x->key != key || !same_chars(l, s, t, x)))
 				x = x == known + N_KNOWN - 1 ? known : x + 1;
 			Expr *chars = x->x;
 			if (!chars) {
 				chars = regex_chars(b, r, k, flags);
 				if (n_known++ < N_KNOWN / 2)
-					*x = (CharsExpr){ key, chars };
+					*x = (CharsExpr){ key, s, t, chars };
 			}
 			g->edge =
 			    arena_grow(b->a, g->edge, &cap, (size_t)g->n_edge + 1, sizeof *g->edge);

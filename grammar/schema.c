@@ -6,7 +6,7 @@
  * keyword.
  *
  * This file handles types and alternatives; schema_ref.c resolves $ref, schema_scalar.c builds
- * strings and numbers, schema_containers.c arrays and objects. */
+ * strings and numbers, schema_array.c and schema_object.c the rest. */
 #include <string.h>
 
 #include "base/json.h"
@@ -52,13 +52,27 @@ schema_fail(Schema *s, const Path *p, const char *keyword, const char *fmt, ...)
 	           keyword ? keyword : "", why);
 }
 
-const json_t *
+json_t *
 schema_keep(Schema *s, json_t *v)
 {
 	if (!v)
 		arena_out(s->b->a);
 	json_hold(s->b->a, v);
 	return v;
+}
+
+void
+schema_set(Schema *s, json_t *o, const char *key, const json_t *v)
+{
+	if (json_object_set(o, key, schema_mutable(v)) != 0)
+		arena_out(s->b->a);
+}
+
+void
+schema_add(Schema *s, json_t *list, const json_t *v)
+{
+	if (json_array_append(list, schema_mutable(v)) != 0)
+		arena_out(s->b->a);
 }
 
 /* Returns a count in 0..MAX_COUNT (larger values are clamped); -1: absent. */
@@ -112,8 +126,14 @@ schema_types(Schema *s, const json_t *o, const Path *p)
 	int types = 0;
 	size_t i;
 
+	if (!type && !s->b->opt.standard) {
+		types = json_schema_implied_types(o);
+		return !json_object_get(o, COUNTS) ? types
+		       : types == T_ALL            ? T_ARRAY
+		                                   : types | T_ARRAY;
+	}
 	if (!type)
-		return s->b->opt.standard ? T_ALL : json_schema_implied_types(o);
+		return T_ALL;
 	if (!json_is_array(type))
 		types = type_bit(s, type, p);
 	json_array_foreach ((json_t *)(uintptr_t)type, i, v)
@@ -264,7 +284,6 @@ static Expr *
 value_of(Schema *s, const json_t *v, const Path *p)
 {
 	static const char *const never[] = { "$dynamicRef", "$recursiveRef", NULL };
-	static const char *const beside[] = { "$ref", "allOf", "anyOf", "oneOf", "contains", NULL };
 	const json_t *o, *option;
 	ExprList parts = { 0 };
 	size_t i;
@@ -283,9 +302,6 @@ value_of(Schema *s, const json_t *v, const Path *p)
 		                                       : "the schema is too large");
 	for (const char *const *k = never; *k; k++)
 		schema_not_enforced(s, v, *k, p);
-	for (const char *const *k = beside; *k; k++) /* without these keywords it means `items` */
-		if (json_object_get(v, *k))
-			schema_not_enforced(s, v, "unevaluatedItems", p);
 	const json_t *ref = json_object_get(v, "$ref");
 	const bool own_rule = s->inside != v && (json_object_get(v, LAZY) || is_open(s, v));
 	OpenSchema open = { v, s->open };
@@ -296,7 +312,7 @@ value_of(Schema *s, const json_t *v, const Path *p)
 	} else if (ref && !schema_constrains(v, "$ref")) {
 		x = schema_resolve_ref(s, schema_target(s, ref, p), &(Path){ p, "$ref" });
 	} else {
-		o = schema_flat(s, v, p, 0);
+		o = schema_closed(s, schema_flat(s, v, p, 0));
 		/* check again: merging may have brought them in */
 		for (const char *const *k = never; *k; k++)
 			schema_not_enforced(s, o, *k, p);
@@ -305,6 +321,10 @@ value_of(Schema *s, const json_t *v, const Path *p)
 		} else if (json_object_get(o, "anyOf")) {
 			const json_t *list = json_object_get(o, "anyOf");
 			bool more = schema_constrains(o, "anyOf");
+			/* alternatives that come from merging have members in common */
+			const bool shared = json_array_size(list) >
+			                    1 + json_array_size(json_object_get(v, "anyOf"));
+			s->shared += shared;
 			json_array_foreach ((json_t *)(uintptr_t)list, i, option) {
 				Path here = { p, arena_printf(s->b->a, "anyOf/%zu", i) };
 				expr_push(s->b, &parts,
@@ -315,6 +335,7 @@ value_of(Schema *s, const json_t *v, const Path *p)
 				                   : option,
 				              &here));
 			}
+			s->shared -= shared;
 			x = expr_list(s->b, EXPR_ALT, &parts);
 		} else if (json_object_get(o, "const") || json_object_get(o, "enum")) {
 			x = fixed(s, o, p);

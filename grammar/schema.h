@@ -1,5 +1,4 @@
-/* Internal declarations of the JSON Schema front end: schema.c, schema_ref.c, schema_scalar.c,
- * schema_containers.c, schema_merge.c and schema_disjoint.c. */
+/* Internal declarations of the JSON Schema front end, schema*.c. */
 #ifndef LLMC_GRAMMAR_SCHEMA_H
 #define LLMC_GRAMMAR_SCHEMA_H
 
@@ -25,6 +24,12 @@ typedef struct SchemaPair { /* schemas a and b as one */
 	json_t *both;
 	struct SchemaPair *next;
 } SchemaPair;
+typedef struct Negation {         /* negation of schema v */
+	const json_t *v, *result; /* result NULL: not known */
+	json_t *later; /* {"not": v}, for a schema that contains itself; NULL: not made */
+	bool done;
+	struct Negation *next;
+} Negation;
 typedef struct OpenSchema { /* a schema that is being built, and those around it */
 	const json_t *v;
 	const struct OpenSchema *up;
@@ -34,13 +39,16 @@ typedef struct Schema {
 	const json_t *root;
 	Ref *ref[N_REF_BUCKET];
 	SchemaPair *pair[N_REF_BUCKET];
+	Negation *negation[N_REF_BUCKET];
 	const json_t *inside; /* schema whose rule is being built */
 	const OpenSchema *open;
 	int depth;
-	size_t n_values, n_merged, n_asked, n_fits, n_checked; /* work counters, all bounded */
+	size_t n_values, n_merged, n_asked, n_fits, n_checked,
+	    n_exclusive;     /* work counters, all bounded */
 	int32_t string_tail; /* rule for the rest of a string; -1: not built */
 	int asked;           /* > 0: a schema is examined only, not built */
 	int ones;            /* nesting depth of oneOf lists being checked */
+	int shared; /* > 0: values of members become rules, as they are built several times */
 	/* arguments: the next object is the arguments of a call; raw: the next value is one of
 	 * them, whose strings are not quoted */
 	bool arguments, raw;
@@ -51,8 +59,10 @@ typedef struct Schema {
  * other. More is an error with `strict`; without it the limit is lower, which bounds the compile
  * time. */
 enum { MAX_ONE_OF = 128, MAX_ONES = 16, FEW_ONE_OF = 4, FEW_ONES = 3 };
-/* Key for unevaluatedProperties of a schema whose alternatives are not merged yet. */
+/* Keys for unevaluatedProperties and unevaluatedItems of a schema whose alternatives are not merged
+ * yet. */
 #define LATE_PROPERTIES "\x7Funevaluated"
+#define LATE_ITEMS "\x7Fitems left"
 /* Keys of merged schemas: patterns and formats besides the first one; regexes of `not`. */
 #define MORE_PATTERNS "\x7Fpatterns"
 #define MORE_FORMATS                                                                               \
@@ -67,8 +77,18 @@ enum { MAX_ONE_OF = 128, MAX_ONES = 16, FEW_ONE_OF = 4, FEW_ONES = 3 };
 #define MORE_CONDITIONS                                                                            \
 	"\x7F"                                                                                     \
 	"conditions"
-/* The listed properties are a condition: they do not close the object. */
-#define OPEN "\x7Fopen"
+/* Schemas of properties by name that only restrict: they neither list nor evaluate the property. */
+#define HELD "\x7Fheld"
+/* Members that an object must have, as {"key", "value"}: schemas of name and value. */
+#define SOME_MEMBERS "\x7Fmembers"
+/* The same after it is decided that each of them is a member of its own, which is not listed. */
+#define FOUND_MEMBERS "\x7Fmembers found"
+/* Numbers of items that match a schema, as {"item", "from", "to", "min", "max"}; "evaluates": from
+ * the keyword `contains`. */
+#define COUNTS "\x7Fitems"
+/* Divisors besides the first one, and divisors of which a number is no multiple. */
+#define MORE_MULTIPLES "\x7Fmultiples"
+#define NOT_MULTIPLES "\x7Fno multiples"
 /* Several schemas list members of the object, so that their order is free. */
 #define UNORDERED                                                                                  \
 	"\x7F"                                                                                     \
@@ -114,13 +134,22 @@ Expr *schema_string(Schema *s, const json_t *o, const Path *p);
 Expr *schema_any_string(Schema *s);
 Expr *schema_fixed_string(Schema *s, const char *text, size_t n, const Path *p);
 Expr *schema_number(Schema *s, const json_t *o, bool integer, const Path *p);
-/* schema_containers.c */
+/* schema_array.c, schema_object.c, schema_members.c */
 Expr *schema_array(Schema *s, const json_t *o, const Path *p);
 Expr *schema_object(Schema *s, const json_t *o, const Path *p);
+Expr *schema_object_with_members(Schema *s, const json_t *o, const Path *p); /* SOME_MEMBERS */
 /* schema_ref.c. Returns the rule of a definition, built on the first reference. */
 Expr *schema_resolve_ref(Schema *s, const json_t *target, const Path *p);
 const json_t *schema_target(Schema *s, const json_t *ref, const Path *p); /* target of a $ref */
-const json_t *schema_keep(Schema *s, json_t *v); /* released with the arena */
+json_t *schema_keep(Schema *s, json_t *v); /* released with the arena */
+static inline json_t *
+schema_mutable(const json_t *v)
+{
+	return (json_t *)(uintptr_t)v;
+}
+/* Set a key of an object, append to a list; the value is shared. */
+void schema_set(Schema *s, json_t *o, const char *key, const json_t *v);
+void schema_add(Schema *s, json_t *list, const json_t *v);
 /* schema_merge.c: returns whether any keyword other than `but` restricts values. */
 bool schema_constrains(const json_t *o, const char *but);
 const json_t *schema_without(Schema *s, const json_t *o, const char *key);
@@ -134,28 +163,47 @@ const json_t *schema_merge_later(Schema *s, const json_t *a, const json_t *b, co
 /* Returns the schema of o for a property: from properties, patternProperties or
  * additionalProperties. NULL: anything. */
 const json_t *schema_member(Schema *s, const json_t *o, const char *name, const Path *p, int depth);
+/* The same for a property that is not listed. */
+const json_t *schema_unlisted(Schema *s, const json_t *o, const char *name, const Path *p,
+                              int depth);
 /* Returns whether a name matches a regex of patternProperties. */
 bool schema_fits(Schema *s, const char *pattern, const char *name, const Path *p);
 void schema_not_enforced(Schema *s, const json_t *o, const char *key,
                          const Path *p); /* fails if the schema is strict and has this keyword */
-int schema_types(Schema *s, const json_t *o,
-                 const Path *p); /* schema_check.c: whether a schema accepts a value; true if it
-                                    cannot be decided. */
+int schema_types(Schema *s, const json_t *o, const Path *p); /* T_ bit mask */
+/* schema_check.c: whether a schema accepts a value; true if it cannot be decided. */
 bool schema_accepts(Schema *s, const json_t *v, const json_t *o, const Path *p);
 bool schema_equal(const json_t *a, const json_t *b); /* 1 and 1.0 are equal */
+/* Turns unevaluated* into additional* where no other keyword evaluates members, tuples of older
+ * drafts into prefixItems, and `contains` into COUNTS. options: the schema has alternatives. */
+const json_t *schema_plain(Schema *s, const json_t *v, bool options);
+/* Applies unevaluated* once everything that evaluates members is merged. */
+const json_t *schema_closed(Schema *s, const json_t *v);
 /* schema_not.c: the values that v excludes; NULL: there is no schema of them. */
-const json_t *schema_negated(Schema *s, const json_t *v, const Path *p, int depth);
+const json_t *schema_negated(Schema *s, const json_t *v, const Path *p);
+/* schema_conditions.c */
 bool schema_has_conditions(const json_t *v);
+/* Whether `not` or `if` contain a keyword whose negation has schemas that seem to evaluate. */
+bool schema_hides_evaluated(const json_t *v);
 const json_t *schema_without_conditions(Schema *s, const json_t *v);
 /* `out` with not, if and dependencies of v, which become anyOf. */
 const json_t *schema_conditions(Schema *s, const json_t *out, const json_t *v, const Path *p,
                                 int depth);
-const json_t *schema_exclusive(Schema *s, const json_t *list, const bool *overlap, const Path *p);
+/* Estimates the number of alternatives of a schema once it is merged. */
+size_t schema_ways(Schema *s, const json_t *v, const Path *p, int depth);
+/* overlap [n * n]: T_ types that pairs of the options may have in common */
+const json_t *schema_exclusive(Schema *s, const json_t *list, const uint8_t *overlap,
+                               const Path *p);
+/* schema_not.c: v, or the values that it excludes, for values of the types alone. Other types
+ * match. */
+const json_t *schema_negated_of(Schema *s, const json_t *v, int types, const Path *p);
 /* schema_merge.c: keywords that do not restrict values. */
 bool schema_is_annotation(const char *key);
 /* schema_disjoint.c. Fails in strict mode if a name may match two regexes of patternProperties, or
  * one and a listed property, with different schemas. */
 void schema_patterns(Schema *s, const json_t *o, const Path *p);
+/* T_ types of the values that may match both. */
+int schemas_common_types(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth);
 /* Returns true if no value matches both; false if unknown. */
 bool schemas_disjoint(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth);
 /* Returns the alternatives of a oneOf so that they are disjoint, each merged with base; fails if

@@ -57,21 +57,33 @@ bound(const json_t *o, const char *key, double value, int sign, bool open)
 }
 
 static bool
+is_multiple(const json_t *v, const json_t *m)
+{
+	double d = json_number_of(m), q = json_number_of(v) / d;
+
+	if (json_is_integer(v) && json_is_integer(m) && json_integer_value(m) > 0)
+		return json_integer_value(v) % json_integer_value(m) == 0;
+	return !json_is_any_number(m) || !(d > 0) || !isfinite(q) ||
+	       fabs(q - nearbyint(q)) <= 1e-9 * fmax(1, fabs(q));
+}
+
+static bool
 number_fits(const json_t *v, const json_t *o)
 {
 	const json_t *m = json_object_get(o, "multipleOf");
-	double x = json_number_of(v), d = json_number_of(m);
+	double x = json_number_of(v);
+	size_t i;
 
 	if (json_object_get(o, FRACTION) && x == nearbyint(x))
 		return false;
-	if (json_is_integer(v) && json_is_integer(m) && json_integer_value(m) > 0) {
-		if (json_integer_value(v) % json_integer_value(m))
+	if (m && !is_multiple(v, m))
+		return false;
+	json_array_foreach (json_object_get(o, MORE_MULTIPLES), i, m)
+		if (!is_multiple(v, m))
 			return false;
-	} else if (json_is_any_number(m) && d > 0) {
-		double q = x / d;
-		if (isfinite(q) && fabs(q - nearbyint(q)) > 1e-9 * fmax(1, fabs(q)))
+	json_array_foreach (json_object_get(o, NOT_MULTIPLES), i, m)
+		if (is_multiple(v, m))
 			return false;
-	}
 	return bound(o, "minimum", x, 1, json_is_true(json_object_get(o, "exclusiveMinimum"))) &&
 	       bound(o, "maximum", x, -1, json_is_true(json_object_get(o, "exclusiveMaximum"))) &&
 	       bound(o, "exclusiveMinimum", x, 1, true) &&
@@ -122,35 +134,93 @@ string_fits(Schema *s, const char *text, size_t n, const json_t *o, const Path *
 	return true;
 }
 
+/* Whether the numbers of items that match schemas are within their limits. */
+static bool
+counts_fit(Schema *s, const json_t *v, const json_t *o, const Path *p, int depth)
+{
+	const json_t *c;
+	size_t i;
+
+	json_array_foreach (json_object_get(o, COUNTS), i, c) {
+		const json_t *from = json_object_get(c, "from"), *to = json_object_get(c, "to");
+		size_t n = 0, at = from ? (size_t)json_integer_value(from) : 0,
+		       end = to ? (size_t)json_integer_value(to) : SIZE_MAX;
+		for (; at < json_array_size(v) && at < end; at++)
+			n += check(s, json_array_get(v, at), json_object_get(c, "item"), p,
+			           depth + 1);
+		if (!bound(c, "min", (double)n, 1, false) || !bound(c, "max", (double)n, -1, false))
+			return false;
+	}
+	return true;
+}
+
 static bool
 array_fits(Schema *s, const json_t *v, const json_t *o, const Path *p, int depth)
 {
+	o = schema_plain(s, o, true);
 	const json_t *items = json_object_get(o, "items"),
-	             *first = json_object_get(o, "prefixItems"),
-	             *contains = json_object_get(o, "contains");
-	size_t n = json_array_size(v), some = 0;
+	             *first = json_object_get(o, "prefixItems");
+	size_t n = json_array_size(v);
 
 	if (!bound(o, "minItems", (double)n, 1, false) ||
 	    !bound(o, "maxItems", (double)n, -1, false))
 		return false;
-	if (json_is_array(items)) {
-		first = items;
-		items = json_object_get(o, "additionalItems");
-	}
 	for (size_t i = 0; i < n; i++) {
 		const json_t *x = json_array_get(v, i),
 		             *own = i < json_array_size(first) ? json_array_get(first, i) : items;
 		if (own && !check(s, x, own, p, depth + 1))
 			return false;
-		some += contains && check(s, x, contains, p, depth + 1);
 		for (size_t k = 0; k < i && json_is_true(json_object_get(o, "uniqueItems")); k++)
 			if (schema_equal(x, json_array_get(v, k)))
 				return false;
 	}
-	const json_t *least = json_object_get(o, "minContains");
-	return !contains ||
-	       (some >= (json_is_integer(least) ? (size_t)json_integer_value(least) : 1) &&
-	        bound(o, "maxContains", (double)some, -1, false));
+	return counts_fit(s, v, o, p, depth);
+}
+
+/* Whether an object satisfies dependentRequired, dependentSchemas and dependencies. */
+static bool
+dependencies_fit(Schema *s, const json_t *v, const json_t *o, const Path *p, int depth)
+{
+	static const char *const keys[] = { "dependentRequired", "dependentSchemas",
+		                            "dependencies" };
+	const json_t *own, *x;
+	const char *key;
+	size_t i;
+
+	for (size_t k = 0; k < sizeof keys / sizeof *keys; k++)
+		json_object_foreach (json_object_get(o, keys[k]), key, own) {
+			if (!json_object_get(v, key))
+				continue;
+			if (json_is_string(own) && !json_object_get(v, json_string_value(own)))
+				return false;
+			json_array_foreach (schema_mutable(own), i, x)
+				if (json_is_string(x) && !json_object_get(v, json_string_value(x)))
+					return false;
+			if ((json_is_object(own) || json_is_boolean(own)) &&
+			    !check(s, v, own, p, depth + 1))
+				return false;
+		}
+	return true;
+}
+
+/* Whether an object has a member for each of a list of conditions. */
+static bool
+members_fit(Schema *s, const json_t *v, const json_t *list, const Path *p, int depth)
+{
+	const json_t *one, *x;
+	const char *key;
+	size_t i;
+
+	json_array_foreach (schema_mutable(list), i, one) {
+		bool some = false;
+		json_object_foreach (schema_mutable(v), key, x)
+			some = some || (check(s, schema_keep(s, json_string(key)),
+			                      json_object_get(one, "key"), p, depth + 1) &&
+			                check(s, x, json_object_get(one, "value"), p, depth + 1));
+		if (!some)
+			return false;
+	}
+	return true;
 }
 
 static bool
@@ -190,12 +260,13 @@ object_fits(Schema *s, const json_t *v, const json_t *o, const Path *p, int dept
 				return false;
 		}
 	}
-	json_object_foreach (json_object_get(o, "dependentRequired"), key, own)
-		if (json_object_get(v, key))
-			json_array_foreach ((json_t *)(uintptr_t)own, i, x)
-				if (json_is_string(x) && !json_object_get(v, json_string_value(x)))
-					return false;
-	return true;
+	json_object_foreach (json_object_get(o, HELD), key, own)
+		if (json_object_get(v, key) &&
+		    !check(s, json_object_get(v, key), own, p, depth + 1))
+			return false;
+	return dependencies_fit(s, v, o, p, depth) &&
+	       members_fit(s, v, json_object_get(o, SOME_MEMBERS), p, depth) &&
+	       members_fit(s, v, json_object_get(o, FOUND_MEMBERS), p, depth);
 }
 
 static bool

@@ -203,23 +203,24 @@ of_type(Schema *s, int type, const json_t *a, const json_t *b, const Path *p, in
 	}
 }
 
-/* Returns whether every alternative of a is disjoint from b. */
-static bool
-options_disjoint(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth)
+/* Types of the values that an alternative of a and b may have in common; T_ALL without
+ * alternatives. */
+static int
+common_of_options(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth)
 {
 	json_t *list = json_object_get(a, "anyOf"), *v;
+	int types = 0;
 	size_t i;
 
 	if (!json_is_array(list))
-		return false;
+		return T_ALL;
 	json_array_foreach (list, i, v)
-		if (!schemas_disjoint(s, v, b, p, depth + 1))
-			return false;
-	return true;
+		types |= schemas_common_types(s, v, b, p, depth + 1);
+	return types;
 }
 
-bool
-schemas_disjoint(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth)
+int
+schemas_common_types(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth)
 {
 	build_work(s->b);
 	s->n_asked += json_object_get(a, "$ref") || json_object_get(b, "$ref") ||
@@ -227,23 +228,32 @@ schemas_disjoint(Schema *s, const json_t *a, const json_t *b, const Path *p, int
 	                  ? 25
 	                  : 1; /* merging copies them */
 	if (depth > MAX_DEPTH_ASKED || s->n_asked > MAX_ASKED)
-		return false;
+		return T_ALL;
 	s->asked++; /* alternatives are checked when they are built */
 	a = schema_flat(s, a, p, 1);
 	b = schema_flat(s, b, p, 1);
 	s->asked--;
 	if (json_is_false(a) || json_is_false(b))
-		return true;
+		return 0;
 	if (json_is_true(a) || json_is_true(b))
-		return false;
+		return T_ALL;
 	if (values_disjoint(s, a, b, p) || values_disjoint(s, b, a, p))
-		return true;
-	int both = types_of(s, a, p) & types_of(s, b, p);
-	bool disjoint = true;
-	for (int type = T_NULL; type <= T_OBJECT && disjoint; type <<= 1)
-		disjoint = !(both & type) || of_type(s, type, a, b, p, depth);
-	return disjoint || options_disjoint(s, a, b, p, depth) ||
-	       options_disjoint(s, b, a, p, depth);
+		return 0;
+	int both = types_of(s, a, p) & types_of(s, b, p), types = 0;
+	for (int type = T_NULL; type <= T_OBJECT; type <<= 1)
+		if (both & type && !of_type(s, type, a, b, p, depth))
+			types |= type;
+	if (types)
+		types &= common_of_options(s, a, b, p, depth);
+	if (types)
+		types &= common_of_options(s, b, a, p, depth);
+	return types;
+}
+
+bool
+schemas_disjoint(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth)
+{
+	return !schemas_common_types(s, a, b, p, depth);
 }
 
 const json_t *
@@ -251,7 +261,8 @@ schema_one_of(Schema *s, const json_t *base, const json_t *list, const Path *p)
 {
 	size_t n = json_array_size(list);
 	const json_t **option = NEW(s->b->a, const json_t *, n + 1);
-	bool *overlap = NEW(s->b->a, bool, n *n + 1), some = false;
+	uint8_t *overlap = NEW(s->b->a, uint8_t, n *n + 1); /* types in common */
+	bool some = false;
 
 	const bool strict = s->b->opt.strict;
 	if (!strict && (n > FEW_ONE_OF || s->ones >= FEW_ONES))
@@ -268,8 +279,9 @@ schema_one_of(Schema *s, const json_t *base, const json_t *list, const Path *p)
 		option[i] = schema_merge(s, base, json_array_get(list, i), p, 1);
 	for (size_t i = 0; i < n; i++)
 		for (size_t k = 0; k < i; k++)
-			if (!schemas_disjoint(s, option[k], option[i], p, 0))
-				some = overlap[i * n + k] = overlap[k * n + i] = true;
+			if ((overlap[i * n + k] = overlap[k * n + i] =
+			         (uint8_t)schemas_common_types(s, option[k], option[i], p, 0)))
+				some = true;
 	s->ones--;
 	if (!some)
 		return list;

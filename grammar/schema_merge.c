@@ -62,6 +62,13 @@ schema_is_annotation(const char *key)
 		NOT_PATTERNS,
 		NOT_VALUES,
 		FRACTION,
+		HELD,
+		SOME_MEMBERS,
+		FOUND_MEMBERS,
+		COUNTS,
+		MORE_MULTIPLES,
+		NOT_MULTIPLES,
+		LATE_ITEMS,
 	};
 
 	for (size_t i = 0; i < sizeof words / sizeof *words; i++)
@@ -90,13 +97,6 @@ schema_without(Schema *s, const json_t *o, const char *key)
 	schema_keep(s, v);
 	json_object_del(v, key);
 	return v;
-}
-
-static void
-set(Schema *s, json_t *o, const char *key, const json_t *v)
-{
-	if (json_object_set(o, key, (json_t *)(uintptr_t)v) != 0)
-		arena_out(s->b->a);
 }
 
 /* Intersects two lists. For types, integer is contained in number. */
@@ -217,8 +217,8 @@ crossed(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth)
 
 /* Returns the schema of o for an unlisted property: merged matches of patternProperties, or
  * additionalProperties; NULL: anything. */
-static const json_t *
-unlisted(Schema *s, const json_t *o, const char *name, const Path *p, int depth)
+const json_t *
+schema_unlisted(Schema *s, const json_t *o, const char *name, const Path *p, int depth)
 {
 	const json_t *out = NULL, *v;
 	const char *pattern;
@@ -232,14 +232,16 @@ unlisted(Schema *s, const json_t *o, const char *name, const Path *p, int depth)
 const json_t *
 schema_member(Schema *s, const json_t *o, const char *name, const Path *p, int depth)
 {
-	const json_t *v = json_object_get(json_object_get(o, "properties"), name), *more;
+	const json_t *v = json_object_get(json_object_get(o, "properties"), name),
+	             *held = json_object_get(json_object_get(o, HELD), name), *more;
 
 	if (!v)
-		return unlisted(s, o, name, p, depth);
-	more = json_object_get(o, "patternProperties") ? unlisted(s, o, name, p, depth) : NULL;
-	return more && more != json_object_get(o, "additionalProperties")
-	           ? schema_merge_later(s, v, more, p, depth)
-	           : v;
+		v = schema_unlisted(s, o, name, p, depth);
+	else if (json_object_get(o, "patternProperties") &&
+	         (more = schema_unlisted(s, o, name, p, depth)) &&
+	         more != json_object_get(o, "additionalProperties"))
+		v = schema_merge_later(s, v, more, p, depth);
+	return v && held ? schema_merge_later(s, v, held, p, depth) : held ? held : v;
 }
 
 static const json_t *
@@ -252,13 +254,14 @@ properties(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth
 	schema_keep(s, out);
 	json_object_foreach ((json_t *)(uintptr_t)pa, key, v) {
 		const json_t *other = json_object_get(pb, key);
-		other = other ? other : unlisted(s, b, key, p, depth);
-		set(s, out, key, other ? schema_merge_later(s, v, other, p, depth) : v);
+		other = other ? other : schema_unlisted(s, b, key, p, depth);
+		schema_set(s, out, key, other ? schema_merge_later(s, v, other, p, depth) : v);
 	}
 	json_object_foreach ((json_t *)(uintptr_t)pb, key, v)
 		if (!json_object_get(pa, key)) {
-			const json_t *other = unlisted(s, a, key, p, depth);
-			set(s, out, key, other ? schema_merge_later(s, other, v, p, depth) : v);
+			const json_t *other = schema_unlisted(s, a, key, p, depth);
+			schema_set(s, out, key,
+			           other ? schema_merge_later(s, other, v, p, depth) : v);
 		}
 	return out;
 }
@@ -285,7 +288,7 @@ tuples(Schema *s, json_t *out, const json_t *a, const json_t *b, const Path *p, 
 		if (json_array_append(list, (json_t *)(uintptr_t)both) != 0)
 			arena_out(s->b->a);
 	}
-	set(s, out, "prefixItems", list);
+	schema_set(s, out, "prefixItems", list);
 }
 
 /* Merges two objects key by key. */
@@ -298,7 +301,7 @@ by_key(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth)
 	schema_keep(s, out);
 	json_object_foreach ((json_t *)(uintptr_t)b, key, v) {
 		const json_t *own = json_object_get(a, key);
-		set(s, out, key, own ? schema_merge_later(s, own, v, p, depth) : v);
+		schema_set(s, out, key, own ? schema_merge_later(s, own, v, p, depth) : v);
 	}
 	return out;
 }
@@ -326,12 +329,12 @@ one_keyword(Schema *s, const char *key, const json_t *a, const json_t *b, const 
 		return joined(s, x, y);
 	if (!strcmp(key, "properties"))
 		return properties(s, a, b, p, depth);
-	if (!strcmp(key, "patternProperties"))
+	if (!strcmp(key, "patternProperties") || !strcmp(key, HELD))
 		return by_key(s, x, y, p, depth);
 	if (!strcmp(key, "prefixItems"))
 		return x; /* tuples() sets it */
 	if (!strcmp(key, "additionalProperties") || !strcmp(key, LATE_PROPERTIES) ||
-	    !strcmp(key, "propertyNames") ||
+	    !strcmp(key, LATE_ITEMS) || !strcmp(key, "propertyNames") ||
 	    (!strcmp(key, "items") && !json_is_array(x) && !json_is_array(y)))
 		return schema_merge_later(s, x, y, p, depth);
 	if (!strcmp(key, "anyOf"))
@@ -350,10 +353,14 @@ one_keyword(Schema *s, const char *key, const json_t *a, const json_t *b, const 
 			g = r;
 			r = t;
 		}
-		return m / g > 1000000000 / n ? x : schema_keep(s, json_integer(m / g * n));
+		if (m / g <= 1000000000 / n)
+			return schema_keep(s, json_integer(m / g * n));
 	}
-	if (!strcmp(key, "pattern") || !strcmp(key, "format"))
-		return x; /* more_strings() keeps the other one */
+	if (!strcmp(key, "pattern") || !strcmp(key, "format") || !strcmp(key, "multipleOf"))
+		return x; /* more_values() keeps the other one */
+	if (!strcmp(key, COUNTS) || !strcmp(key, SOME_MEMBERS) || !strcmp(key, FOUND_MEMBERS) ||
+	    !strcmp(key, MORE_MULTIPLES) || !strcmp(key, NOT_MULTIPLES))
+		return joined(s, x, y);
 	if (!strcmp(key, MORE_PATTERNS) || !strcmp(key, MORE_FORMATS) ||
 	    !strcmp(key, NOT_PATTERNS) || !strcmp(key, NOT_VALUES) || !strcmp(key, MORE_CONDITIONS))
 		return joined(s, x, y);
@@ -363,35 +370,29 @@ one_keyword(Schema *s, const char *key, const json_t *a, const json_t *b, const 
 	            "two schemas of one value differ in this keyword and cannot be merged");
 }
 
-/* The second pattern and the second format of a string go to lists. */
+/* The second pattern, format and divisor go to lists. */
 static void
-more_strings(Schema *s, json_t *out, const json_t *a, const json_t *b)
+more_values(Schema *s, json_t *out, const json_t *a, const json_t *b)
 {
-	static const char *const keys[] = { "pattern", "format" }, *const more[] = { MORE_PATTERNS,
-		                                                                     MORE_FORMATS };
+	static const char *const keys[] = { "pattern", "format", "multipleOf" }, *const more[] = {
+		MORE_PATTERNS, MORE_FORMATS, MORE_MULTIPLES
+	};
 
-	for (int i = 0; i < 2; i++) {
+	for (int i = 0; i < 3; i++) {
 		json_t *x = json_object_get(a, keys[i]), *y = json_object_get(b, keys[i]);
-		if (!x || !y || json_equal(x, y))
+		if (!x || !y || json_equal(x, y) || json_object_get(out, keys[i]) != x)
 			continue;
 		const json_t *list = json_object_get(out, more[i]),
 		             *one = schema_keep(s, json_pack("[O]", y));
-		set(s, out, more[i], list ? joined(s, list, one) : one);
+		schema_set(s, out, more[i], list ? joined(s, list, one) : one);
 	}
-}
-
-static bool
-lists_properties(const json_t *o)
-{
-	return !json_object_get(o, OPEN) &&
-	       (json_object_get(o, "properties") || json_object_get(o, "patternProperties"));
 }
 
 static bool
 lists_members(const json_t *o)
 {
 	return json_object_get(o, "properties") || json_object_get(o, "required") ||
-	       json_object_get(o, UNORDERED);
+	       json_object_get(o, HELD) || json_object_get(o, UNORDERED);
 }
 
 static bool
@@ -409,11 +410,13 @@ requires_nothing(const json_t *o)
 	const json_t *v;
 	size_t i;
 
-	json_array_foreach (json_object_get(o, "required"), i, v)
-		if (json_is_string(v) &&
-		    json_is_false(
-		        json_object_get(json_object_get(o, "properties"), json_string_value(v))))
+	json_array_foreach (json_object_get(o, "required"), i, v) {
+		const char *name = json_string_value(v);
+		if (name &&
+		    (json_is_false(json_object_get(json_object_get(o, "properties"), name)) ||
+		     json_is_false(json_object_get(json_object_get(o, HELD), name))))
 			return true;
+	}
 	return false;
 }
 
@@ -441,25 +444,23 @@ schema_merge(Schema *s, const json_t *a, const json_t *b, const Path *p, int dep
 			if (!x && !strcmp(key, "properties"))
 				y = properties(s, a, b, p, depth);
 			if (!x)
-				set(s, out, key, y);
+				schema_set(s, out, key, y);
 			continue;
 		}
 		const json_t *both = one_keyword(s, key, a, b, x, y, p, depth);
 		if (!both)
 			return json_false();
-		set(s, out, key, both);
+		schema_set(s, out, key, both);
 	}
 	/* listed in one, restricted by additionalProperties of the other */
 	if (json_object_get(a, "properties") && !json_object_get(b, "properties"))
-		set(s, out, "properties", properties(s, a, b, p, depth));
+		schema_set(s, out, "properties", properties(s, a, b, p, depth));
 	if (json_object_get(a, "prefixItems") || json_object_get(b, "prefixItems"))
 		tuples(s, out, a, b, p, depth);
-	more_strings(s, out, a, b);
+	more_values(s, out, a, b);
 	json_object_del(out, LAZY);
 	if (lists_members(a) && lists_members(b))
-		set(s, out, UNORDERED, json_true());
-	if (json_object_get(out, OPEN) && (lists_properties(a) || lists_properties(b)))
-		json_object_del(out, OPEN);
+		schema_set(s, out, UNORDERED, json_true());
 	/* one has regexes, the other a schema for all other keys */
 	for (int i = 0; i < 2; i++)
 		if (json_object_get(i ? b : a, "patternProperties") &&
@@ -476,36 +477,98 @@ schema_merge(Schema *s, const json_t *a, const json_t *b, const Path *p, int dep
 	return out;
 }
 
-/* Turns unevaluated* into additional* where no other keyword evaluates members, and tuples of older
- * drafts into prefixItems. */
-static const json_t *
-plain(Schema *s, const json_t *v, bool options)
+/* Moves `contains` and its limits to COUNTS. */
+static void
+move_contains(Schema *s, json_t *o)
 {
+	static const char *const limits[][2] = { { "minContains", "min" },
+		                                 { "maxContains", "max" } };
+	const json_t *item = json_object_get(o, "contains"), *list = json_object_get(o, COUNTS);
+	json_t *count =
+	    json_pack("{s:O,s:i,s:b}", "item", schema_mutable(item), "min", 1, "evaluates", 1);
+
+	schema_keep(s, count);
+	for (int i = 0; i < 2; i++)
+		if (json_object_get(o, limits[i][0]))
+			schema_set(s, count, limits[i][1], json_object_get(o, limits[i][0]));
+	const json_t *one = schema_keep(s, json_pack("[O]", count));
+	schema_set(s, o, COUNTS, list ? joined(s, list, one) : one);
+	json_object_del(o, "contains");
+}
+
+/* Turns LATE_ITEMS into `items` once everything that evaluates items is merged. */
+static void
+close_items(Schema *s, json_t *o)
+{
+	const json_t *rest = json_object_get(o, LATE_ITEMS), *v;
+	size_t i;
+
+	if (!json_object_get(o, "items")) {
+		json_t *any = json_pack("{s:[O]}", "anyOf", schema_mutable(rest));
+		schema_keep(s, any);
+		json_array_foreach (json_object_get(o, COUNTS), i, v)
+			if (json_object_get(v, "evaluates"))
+				schema_add(s, json_object_get(any, "anyOf"),
+				           json_object_get(v, "item"));
+		schema_set(s, o, "items",
+		           json_array_size(json_object_get(any, "anyOf")) > 1 ? any : rest);
+	}
+	json_object_del(o, LATE_ITEMS);
+}
+
+const json_t *
+schema_plain(Schema *s, const json_t *v, bool options)
+{
+	static const char *const keys[] = { "unevaluatedProperties", "unevaluatedItems",
+		                            "additionalItems",       "contains",
+		                            "minContains",           "maxContains" };
 	const json_t *items = json_object_get(v, "items"),
 	             *late = json_object_get(v, "unevaluatedProperties"),
 	             *rest = json_object_get(v, "unevaluatedItems");
+	bool some = json_is_array(items);
 
-	if (!late && !rest && !json_object_get(v, "additionalItems") && !json_is_array(items))
+	for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+		some |= json_object_get(v, keys[i]) != NULL;
+	if (!some)
 		return v;
-	json_t *out = json_copy((json_t *)(uintptr_t)v);
+	json_t *out = json_copy(schema_mutable(v));
 	schema_keep(s, out);
 	if (json_is_array(items)) {
 		const json_t *more = json_object_get(v, "additionalItems");
-		set(s, out, "prefixItems", items);
+		schema_set(s, out, "prefixItems", items);
 		json_object_del(out, "items");
 		if (more)
-			set(s, out, "items", more);
+			schema_set(s, out, "items", more);
 	}
-	json_object_del(out, "additionalItems");
-	json_object_del(out, "unevaluatedProperties");
+	if (json_object_get(out, "contains"))
+		move_contains(s, out);
+	for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+		json_object_del(out, keys[i]);
 	if (late && !json_object_get(out, "additionalProperties"))
-		set(s, out, options ? LATE_PROPERTIES : "additionalProperties", late);
-	if (rest && !options && !json_object_get(out, "contains")) {
-		json_object_del(out, "unevaluatedItems");
-		if (!json_object_get(out, "items"))
-			set(s, out, "items", rest);
+		schema_set(s, out, options ? LATE_PROPERTIES : "additionalProperties", late);
+	if (rest && !json_object_get(out, "items")) {
+		schema_set(s, out, LATE_ITEMS, rest);
+		if (!options)
+			close_items(s, out);
 	}
 	return out;
+}
+
+const json_t *
+schema_closed(Schema *s, const json_t *v)
+{
+	const json_t *late = json_object_get(v, LATE_PROPERTIES);
+
+	if (json_object_get(v, "anyOf") || (!late && !json_object_get(v, LATE_ITEMS)))
+		return v;
+	json_t *closed = json_copy(schema_mutable(v));
+	schema_keep(s, closed);
+	json_object_del(closed, LATE_PROPERTIES);
+	if (late && !json_object_get(closed, "additionalProperties"))
+		schema_set(s, closed, "additionalProperties", late);
+	if (json_object_get(closed, LATE_ITEMS))
+		close_items(s, closed);
+	return closed;
 }
 
 const json_t *
@@ -523,20 +586,17 @@ schema_flat(Schema *s, const json_t *v, const Path *p, int depth)
 		schema_fail(s, p, ref ? "$ref" : "allOf",
 		            "schemas of one value are nested too deeply or recursively");
 	if (!ref && !all && !one && !json_object_get(v, "anyOf") && !schema_has_conditions(v))
-		return plain(s, v, false);
-	if (schema_has_conditions(v)) { /* it is not known what a condition evaluates */
+		return schema_plain(s, v, false);
+	/* in a schema that will be merged, the set of evaluated members is no longer known */
+	if (schema_hides_evaluated(v) ||
+	    (depth > 0 && (json_object_get(v, "anyOf") || one || schema_has_conditions(v)))) {
 		schema_not_enforced(s, v, "unevaluatedItems", p);
 		schema_not_enforced(s, v, "unevaluatedProperties", p);
 	}
-	/* in a schema that will be merged, the set of evaluated members is no longer known */
-	if (depth > 0) {
-		schema_not_enforced(s, v, "unevaluatedItems", p);
-		if (json_object_get(v, "anyOf") || one)
-			schema_not_enforced(s, v, "unevaluatedProperties", p);
-	}
-	v = plain(s, v, true);
+	v = schema_plain(s, v, true);
 	if (!ref && !all && !one)
-		return schema_conditions(s, schema_without_conditions(s, v), v, p, depth);
+		return schema_closed(
+		    s, schema_conditions(s, schema_without_conditions(s, v), v, p, depth));
 	json_t *rest = json_copy((json_t *)(uintptr_t)v);
 	schema_keep(s, rest);
 	json_object_del(rest, "$ref");
@@ -557,20 +617,10 @@ schema_flat(Schema *s, const json_t *v, const Path *p, int depth)
 	if (one) {
 		json_t *any = json_object();
 		schema_keep(s, any);
-		set(s, any, "anyOf", one);
+		schema_set(s, any, "anyOf", one);
 		out = schema_merge(s, out, any, p, depth + 1);
 	}
 	/* last, so that the properties of conditions do not come first */
 	out = schema_conditions(s, out, rest, p, depth);
-	const json_t *late = json_object_get(out, LATE_PROPERTIES);
-	/* everything that evaluates members is merged */
-	if (late && !json_object_get(out, "anyOf")) {
-		json_t *closed = json_copy((json_t *)(uintptr_t)out);
-		schema_keep(s, closed);
-		json_object_del(closed, LATE_PROPERTIES);
-		if (!json_object_get(closed, "additionalProperties"))
-			set(s, closed, "additionalProperties", late);
-		out = closed;
-	}
-	return out;
+	return schema_closed(s, out);
 }

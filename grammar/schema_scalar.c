@@ -403,56 +403,93 @@ divisor_of(Schema *s, const json_t *v, int32_t *divisor, int32_t *decimals, cons
 	return false;
 }
 
-/* The multiples within a range; NULL: the automaton is too large. */
+/* Numbers without exponents. */
 static Expr *
-multiple_of(Schema *s, const Bound *lo, const Bound *hi, bool integer, int32_t divisor,
-            int32_t decimals)
+plain_number(GrammarBuilder *b, bool integer)
 {
-	GrammarBuilder *b = s->b;
-	bool standard = b->opt.standard;
-	Expr *m = expr_new(b, EXPR_MULTIPLE);
-	Language l;
-
-	m->min = divisor;
-	m->n = decimals;
-	b->opt.standard = true; /* any number of digits, which are counted below */
-	Expr *range = lo->set || hi->set ? number_range(b, lo, hi, integer) : NULL;
-	b->opt.standard = standard;
-	Expr *minus = expr_rep(b, expr_text(b, "-"), 0, 1), *digit = expr_char(b, '0', '9');
-	Expr *any = expr_seq(b, 2, minus, expr_rep(b, digit, 1, -1));
-	Operand op[] = { { expr_seq(b, 2, minus, m), false },
-		         { range     ? range
-		           : integer ? any
-		                     : expr_rep(b, expr_char(b, 0, 0x7F), 0, -1),
-		           false } };
-	if (!language_make(b, op, 2, &l))
-		return NULL;
-	return language_expr(b, &l, 0, standard ? -1 : JSON_MAX_DIGITS, (RegexFlags){ 0 });
-}
-
-/* Numbers within a range that are no integers. */
-static Expr *
-fraction(Schema *s, const Bound *lo, const Bound *hi, const Path *p)
-{
-	GrammarBuilder *b = s->b;
-	bool standard = b->opt.standard;
-	Language l;
-
-	b->opt.standard = true; /* any number of digits, which are counted below */
-	Expr *range = lo->set || hi->set ? number_range(b, lo, hi, false) : NULL;
-	b->opt.standard = standard;
 	Expr *minus = expr_rep(b, expr_text(b, "-"), 0, 1), *digit = expr_char(b, '0', '9'),
 	     *whole = expr_alt(b, 2, expr_text(b, "0"),
 	                       expr_seq(b, 2, expr_char(b, '1', '9'), expr_rep(b, digit, 0, -1)));
-	Expr *any = expr_seq(b, 4, minus, whole, expr_text(b, "."), expr_rep(b, digit, 1, -1));
-	Expr *zeros =
-	    expr_seq(b, 4, minus, whole, expr_text(b, "."), expr_rep(b, expr_text(b, "0"), 1, -1));
-	Operand op[] = { { any, false }, { zeros, true }, { range ? range : any, false } };
-	Expr *x = language_make(b, op, 3, &l)
+	return integer
+	           ? expr_seq(b, 2, minus, whole)
+	           : expr_seq(b, 3, minus, whole,
+	                      expr_rep(b,
+	                               expr_seq(b, 2, expr_text(b, "."), expr_rep(b, digit, 1, -1)),
+	                               0, 1));
+}
+
+/* Multiples of a divisor. all: also those written with further zeros after the point. */
+static Expr *
+multiples(GrammarBuilder *b, int32_t divisor, int32_t decimals, bool all)
+{
+	Expr *m = expr_new(b, EXPR_MULTIPLE), *minus = expr_rep(b, expr_text(b, "-"), 0, 1),
+	     *zeros = expr_rep(b, expr_text(b, "0"), 0, -1);
+
+	m->min = divisor;
+	m->n = decimals;
+	return all ? expr_seq(b, 3, minus, m,
+	                      expr_alt(b, 2, zeros, expr_seq(b, 2, expr_text(b, "."), zeros)))
+	           : expr_seq(b, 2, minus, m);
+}
+
+/* Adds the condition on divisors of a list to the conditions on a number. Returns false if one is
+ * too large. */
+static bool
+add_divisors(Schema *s, Operand *op, size_t *n, const json_t *list, bool negate, bool integer,
+             const Path *p)
+{
+	const json_t *v;
+	size_t i;
+	int32_t divisor, decimals;
+
+	json_array_foreach (schema_mutable(list), i, v) {
+		if (!divisor_of(s, v, &divisor, &decimals, p) || *n >= MAX_OPERANDS)
+			return false;
+		if (!negate && integer && divisor == 1)
+			continue;
+		op[(*n)++] = (Operand){ multiples(s->b, divisor, decimals, negate), negate };
+	}
+	return true;
+}
+
+/* Numbers with divisors, or that are no integers. NULL: the automaton is too large, and the schema
+ * is not strict. */
+static Expr *
+special_number(Schema *s, const json_t *o, const Bound *lo, const Bound *hi, bool integer,
+               const Path *p)
+{
+	GrammarBuilder *b = s->b;
+	const bool standard = b->opt.standard;
+	const json_t *one = json_object_get(o, "multipleOf");
+	Operand op[MAX_OPERANDS + 2] = { { plain_number(b, integer), false } };
+	size_t n = 1;
+	Language l;
+
+	bool small =
+	    !one || add_divisors(s, op, &n, schema_keep(s, json_pack("[O]", schema_mutable(one))),
+	                         false, integer, p);
+	small =
+	    small && add_divisors(s, op, &n, json_object_get(o, MORE_MULTIPLES), false, integer, p);
+	small =
+	    small && add_divisors(s, op, &n, json_object_get(o, NOT_MULTIPLES), true, integer, p);
+	if (small && json_object_get(o, FRACTION))
+		op[n++] = (Operand){ multiples(b, 1, 0, true), true };
+	if (small && n == 1)
+		return NULL;
+	if (small && (lo->set || hi->set)) {
+		b->opt.standard = true; /* any number of digits, which are counted below */
+		op[n++] = (Operand){ number_range(b, lo, hi, integer), false };
+		b->opt.standard = standard;
+	}
+	Expr *x = small && language_make(b, op, n, &l)
 	              ? language_expr(b, &l, 0, standard ? -1 : JSON_MAX_DIGITS, (RegexFlags){ 0 })
 	              : NULL;
-	if (!x)
-		schema_fail(s, p, "type", "the range of these numbers is too large");
+	if (!x && b->opt.strict)
+		schema_fail(
+		    s, p, "multipleOf",
+		    "this divisor is not enforced, and the schema is strict: it may have up "
+		    "to %d after moving the point by %d digits",
+		    MAX_MULTIPLE, MAX_DECIMALS);
 	return x;
 }
 
@@ -484,24 +521,14 @@ schema_number(Schema *s, const json_t *o, bool integer, const Path *p)
 
 	bound_of(s, o, "minimum", "exclusiveMinimum", true, &lo, p);
 	bound_of(s, o, "maximum", "exclusiveMaximum", false, &hi, p);
-	if (json_object_get(o, FRACTION))
-		return integer ? expr_none(s->b) : fraction(s, &lo, &hi, p);
-	const json_t *multiple = json_object_get(o, "multipleOf");
-	int32_t divisor, decimals;
-	if (multiple) {
-		bool small = divisor_of(s, multiple, &divisor, &decimals, p);
-		Expr *x = !small || (integer && divisor == 1)
-		              ? NULL
-		              : multiple_of(s, &lo, &hi, integer, divisor, decimals);
-		if (x)
-			return x;
-		if (!(small && integer && divisor == 1) && s->b->opt.strict)
-			schema_fail(
-			    s, p, "multipleOf",
-			    "this divisor is not enforced, and the schema is strict: it may "
-			    "have up to %d after moving the point by %d digits",
-			    MAX_MULTIPLE, MAX_DECIMALS);
-	}
+	if (integer && json_object_get(o, FRACTION))
+		return expr_none(s->b);
+	Expr *x = json_object_get(o, "multipleOf") || json_object_get(o, NOT_MULTIPLES) ||
+	                  json_object_get(o, FRACTION)
+	              ? special_number(s, o, &lo, &hi, integer, p)
+	              : NULL;
+	if (x)
+		return x;
 	return lo.set || hi.set ? number_range(s->b, &lo, &hi, integer)
 	                        : json_any_number(s->b, integer);
 }

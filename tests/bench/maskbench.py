@@ -38,7 +38,10 @@ def match(job):
     with grammar:
         for t in data["tests"]:
             text = json.dumps(t["data"], ensure_ascii=False).encode(errors="replace")
-            complete, n = grammar.match(text)
+            try:
+                complete, n = grammar.match(text)
+            except llmc.Error as e:  # too ambiguous
+                return path.name, str(e), [], seconds
             results.append((t["valid"], complete, text[max(0, n - 40) : n + 40]))
     return path.name, None, results, seconds
 

@@ -29,8 +29,14 @@ def accepts(grammar, value):
 
 
 def check(schema, values, **options):
-    oracle = VALIDATOR(schema, format_checker=VALIDATOR.FORMAT_CHECKER)
-    with llmc.Grammar(None, "json_schema", schema, standard=True, strict=True, **options) as g:
+    draft = VALIDATOR if '"dependencies"' not in json.dumps(schema) else jsonschema.Draft7Validator
+    oracle = draft(schema, format_checker=VALIDATOR.FORMAT_CHECKER)
+    try:
+        g = llmc.Grammar(None, "json_schema", schema, standard=True, strict=True, **options)
+    except llmc.Error as e:
+        assert "nothing matches" in str(e) and not any(map(oracle.is_valid, values)), (schema, e)
+        return
+    with g:
         for v in values:
             assert accepts(g, v) == oracle.is_valid(v), (schema, v)
 
@@ -128,6 +134,135 @@ SCHEMAS = [
     {"type": "string", "pattern": "(^a$)|(^ab)"},
     {"type": "integer", "multipleOf": 5, "minimum": 1},
     {"type": "number", "multipleOf": 2.5},
+]
+
+
+# negations of each keyword, and what is made of them
+A, B = {"properties": {"a": {"type": "integer"}}}, {"properties": {"b": {"type": "integer"}}}
+NEGATED = [
+    {"properties": {"a": {"minimum": 2}}, "required": ["a"]},
+    {"patternProperties": {"^[ab]": {"type": "integer"}}},
+    {"properties": {"a": {}}, "patternProperties": {"^b": {}}, "additionalProperties": False},
+    {"properties": {"a": {}}, "additionalProperties": {"type": "integer"}},
+    {"propertyNames": {"pattern": "^[ab]$"}},
+    {"propertyNames": {"not": {"const": "a"}}},
+    {"propertyNames": False},
+    {"dependentRequired": {"a": ["b"]}},
+    {"dependentSchemas": {"a": {"maxProperties": 1}}},
+    {"dependencies": {"a": ["c"], "b": {"required": ["a"]}}},
+    {"minProperties": 1, "maxProperties": 1},
+    {"items": {"type": "integer"}},
+    {"prefixItems": [{"const": 1}, {"type": "string"}]},
+    {"prefixItems": [{"const": 1}], "items": {"type": "string"}},
+    {"contains": {"type": "string"}},
+    {"contains": {"type": "integer"}, "minContains": 2, "maxContains": 2},
+    {"oneOf": [{"type": "integer"}, {"minimum": 3}]},
+    {"oneOf": [{"required": ["a"]}, {"required": ["b"]}, {"type": "array"}]},
+    {"anyOf": [{"type": "string"}, {"maximum": 4}]},
+    {"allOf": [A, B]},
+    {"if": {"type": "integer"}, "then": {"minimum": 2}, "else": {"type": "object"}},
+    {"not": {"type": "array", "maxItems": 1}},
+    {"const": [1, 1]},
+    {"const": {"a": 1}},
+    {"enum": [[1], {"a": "x", "b": 2}, {}, 5, "a"]},
+    {"multipleOf": 2},
+    {"multipleOf": 2.5},
+    {"type": "integer"},
+    {"format": "no such format"},
+    {"type": "string", "format": "ipv4"},
+]
+SCHEMAS += [
+    s
+    for n in NEGATED
+    for s in (
+        {"not": n},
+        {"not": n, "type": ["object", "array"], "properties": {"a": {"type": "integer"}}},
+        {"oneOf": [n, {"type": ["object", "number"]}]},
+        {
+            "if": n,
+            "then": {"minProperties": 1, "minItems": 1, "minLength": 1},
+            "else": {"type": ["array", "string", "object"]},
+        },
+    )
+] + [
+    {"allOf": [{"not": {"propertyNames": {"not": {"const": c}}}} for c in "ab"]},
+    {"allOf": [{"not": {"multipleOf": n}} for n in (2, 3)], "type": "integer", "minimum": 1},
+    {"allOf": [{"multipleOf": 2.5}, {"multipleOf": 2}]},
+    {"oneOf": [A, B]},
+    {"oneOf": [{"maxProperties": 2, "dependentRequired": {"b": ["b", "a"]}}, {"maxProperties": 2}]},
+    {
+        "not": {"propertyNames": {"pattern": "^[ab]*$"}},
+        "type": "object",
+        "properties": {"a": {}, "c": {}},
+    },
+    # counts of items
+    *(
+        {"contains": {"type": "integer"}, **more}
+        for more in (
+            {"maxItems": 1},
+            {"minItems": 2},
+            {"minContains": 2},
+            {"minContains": 0},
+            {"maxContains": 1},
+            {"minContains": 1, "maxContains": 1, "maxItems": 3},
+            {"maxContains": 0},
+            {"prefixItems": [{"type": "string"}, True]},
+            {"items": {"type": ["string", "integer"]}, "minItems": 2},
+            {"allOf": [{"contains": {"type": "string"}}]},
+            {"unevaluatedItems": False},
+            {"unevaluatedItems": {"type": "null"}, "prefixItems": [True]},
+        )
+    ),
+    {"uniqueItems": True, "prefixItems": [{"enum": [1, 2]}, {"enum": [1, "a"]}], "items": False},
+    {"uniqueItems": True, "items": {"enum": [1, 2, 3]}, "contains": {"const": 2}},
+    # unevaluated members
+    {"unevaluatedProperties": {"type": "string"}, "not": {"enum": [{"a": 1}]}},
+    {"unevaluatedProperties": False, "if": A, "then": B, "else": {"properties": {"c": {}}}},
+    {"unevaluatedProperties": False, "if": {"required": ["a"], **A}},
+    {"unevaluatedProperties": False, "dependentSchemas": {"a": {"properties": {"a": {}, "c": {}}}}},
+    {
+        "unevaluatedItems": False,
+        "prefixItems": [True],
+        "allOf": [{"prefixItems": [True, {"type": "string"}]}],
+    },
+    {
+        "unevaluatedItems": False,
+        "anyOf": [{"prefixItems": [{"const": 1}]}, {"prefixItems": [True, True]}],
+    },
+    {"unevaluatedItems": False, "if": {"prefixItems": [{"const": 1}]}, "else": {"items": True}},
+    {"unevaluatedItems": False, "$ref": "#/$defs/p", "$defs": {"p": {"prefixItems": [True]}}},
+    {"unevaluatedItems": {"type": "null"}, "enum": [[1], [None]], "dependentSchemas": {"a": {}}},
+    # a schema that contains itself, negated
+    {
+        "not": {"$ref": "#/$defs/r"},
+        "$defs": {"r": {"items": {"$ref": "#/$defs/r"}, "type": ["array", "integer"]}},
+    },
+    {"items": {"not": {"items": {"type": "integer"}}}},
+]
+VALUES += [
+    [1, 1, "a"],
+    [[1]],
+    [[1], ["a"], 5],
+    {"a": 1, "b": "x"},
+    {"b": "x", "c": 1},
+    {"a": {"a": 1}},
+    {"d": 1},
+    {"a": 1, "b": 1, "c": 1},
+]
+VALUES += [
+    {"a": 1, "d": 1},
+    ["a"],
+    [None],
+    [1, None],
+    ["a", 1],
+    [2],
+    [2, 1],
+    2,
+    3,
+    4,
+    7.5,
+    {"a": "ab"},
+    "1.2.3.4",
 ]
 
 

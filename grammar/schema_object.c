@@ -1,4 +1,4 @@
-/* Arrays and objects of a schema. */
+/* Objects of a schema. */
 #include <string.h>
 
 #include "base/json.h"
@@ -6,132 +6,7 @@
 #include "base/utf8.h"
 #include "grammar/schema.h"
 
-enum { MAX_PATTERNS = 5, MAX_KEY_CASES = 64, MAX_COUNTED = 6000, MAX_UNIQUE = 8 };
-
-/* ---- arrays ---- */
-
-/* The finite list of values of a schema; NULL: it has none. */
-static const json_t *
-listed_values(Schema *s, const json_t *items, const Path *p)
-{
-	const json_t *o = items ? schema_flat(s, items, p, 0) : NULL, *v;
-	const json_t *list = json_object_get(o, "enum"), *type = json_object_get(o, "type"), *rest;
-	json_t *out;
-	size_t i, k;
-
-	if (!list && json_is_string(type) && !strcmp(json_string_value(type), "boolean")) {
-		json_t *both = json_pack("[b,b]", 1, 0);
-		schema_keep(s, both);
-		list = both;
-	}
-	if (!json_is_array(list) || json_object_get(o, "anyOf"))
-		return NULL;
-	rest = schema_without(s, o, "enum");
-	out = json_array();
-	schema_keep(s, out);
-	json_array_foreach ((json_t *)(uintptr_t)list, i, v) {
-		bool known = !schema_accepts(s, v, rest, p);
-		for (k = 0; k < json_array_size(out); k++)
-			known |= schema_equal(v, json_array_get(out, k));
-		if (!known && json_array_append(out, (json_t *)(uintptr_t)v) != 0)
-			arena_out(s->b->a);
-	}
-	return out;
-}
-
-/* uniqueItems of a few listed values: one rule for each set of values that are used up. NULL: the
- * keyword is absent, or there are too many values. */
-static Expr *
-unique_items(Schema *s, const json_t *o, const json_t *items, int32_t min, int32_t max,
-             const Path *p)
-{
-	GrammarBuilder *b = s->b;
-	const json_t *list =
-	    json_is_true(json_object_get(o, "uniqueItems")) && !json_object_get(o, "contains")
-	        ? listed_values(s, items, p)
-	        : NULL;
-	size_t n = json_array_size(list);
-
-	if (!list || !n || n > MAX_UNIQUE)
-		return NULL;
-	Expr *comma = json_comma(b, false), *value[MAX_UNIQUE];
-	for (size_t i = 0; i < n; i++)
-		value[i] = json_literal(b, json_array_get(list, i));
-	Expr **after = NEW(b->a, Expr *, (size_t)1 << n);
-	for (size_t set = (size_t)1 << n; set-- > 0;) {
-		int32_t used = __builtin_popcountll(set), rule = rule_new(b);
-		ExprList parts = { 0 };
-		if (used >= min)
-			expr_push(b, &parts, expr_empty(b));
-		for (size_t i = 0; i < n && (max < 0 || used < max); i++) {
-			if (set >> i & 1)
-				continue;
-			Expr *rest = after[set | (size_t)1 << i];
-			expr_push(b, &parts,
-			          used ? expr_seq(b, 3, comma, value[i], rest)
-			               : expr_seq(b, 2, value[i], rest));
-		}
-		b->rule[rule] = expr_list(b, EXPR_ALT, &parts);
-		after[set] = expr_rule(b, rule);
-	}
-	return expr_seq(b, 5, expr_text(b, "["), json_ws(b), after[0], json_ws(b),
-	                expr_text(b, "]"));
-}
-
-/* An array with at least one item of `contains`; NULL: the keyword is absent, or other limits are
- * set too. */
-static Expr *
-containing(Schema *s, const json_t *o, const json_t *items, int32_t min, int32_t max, const Path *p)
-{
-	GrammarBuilder *b = s->b;
-	const json_t *contains = json_object_get(o, "contains"),
-	             *least = json_object_get(o, "minContains");
-
-	if (!contains || min > 1 || max >= 0 || json_object_get(o, "maxContains") ||
-	    json_object_get(o, "uniqueItems") || (least && json_number_of(least) > 1) ||
-	    (least && json_number_of(least) < 1))
-		return NULL;
-	const json_t *both = items ? schema_merge_later(s, items, contains, p, 0) : contains;
-	Expr *any = items ? schema_value(s, items, &(Path){ p, "items" }) : json_any_value(b),
-	     *one = schema_value(s, both, &(Path){ p, "contains" }), *comma = json_comma(b, false);
-	return expr_seq(
-	    b, 7, expr_text(b, "["), json_ws(b), expr_rep(b, expr_seq(b, 2, any, comma), 0, -1),
-	    one, expr_rep(b, expr_seq(b, 2, comma, any), 0, -1), json_ws(b), expr_text(b, "]"));
-}
-
-Expr *
-schema_array(Schema *s, const json_t *o, const Path *p)
-{
-	const json_t *items = json_object_get(o, "items"),
-	             *first = json_object_get(o, "prefixItems"), *v;
-	int32_t min = schema_count(s, o, "minItems", p), max = schema_most(s, o, "maxItems", p);
-	ExprList list = { 0 };
-	Expr *rest = NULL;
-	size_t i;
-
-	if (!items)
-		items = json_object_get(o, "unevaluatedItems");
-	if (first && !json_is_array(first))
-		schema_fail(s, p, "prefixItems", "expected an array of schemas");
-	if (max >= 0 && min > max)
-		return expr_none(s->b);
-	Expr *special = first ? NULL : unique_items(s, o, items, min, max, p);
-	special = special || first ? special : containing(s, o, items, min, max, p);
-	if (special)
-		return special;
-	if (max < 0 || max > 1)
-		schema_not_enforced(s, o, "uniqueItems", p);
-	schema_not_enforced(s, o, "contains", p);
-	json_array_foreach ((json_t *)(uintptr_t)first, i, v)
-		expr_push(
-		    s->b, &list,
-		    schema_value(s, v, &(Path){ p, arena_printf(s->b->a, "prefixItems/%zu", i) }));
-	if (items ? !json_is_false(items) : !first || s->open_objects || min > (int32_t)list.n)
-		rest = items ? schema_value(s, items, &(Path){ p, "items" }) : json_any_value(s->b);
-	return json_items(s->b, &list, rest, min < 0 ? 0 : min, max);
-}
-
-/* ---- objects ---- */
+enum { MAX_PATTERNS = 5, MAX_KEY_CASES = 64, MAX_COUNTED = 6000 };
 
 typedef struct NameSet {
 	const char **v;
@@ -250,8 +125,8 @@ additional_of(Schema *s, const json_t *o)
 
 	v = v ? v : late;
 	if (!v) {
-		bool lists = !json_object_get(o, OPEN) && (json_object_get(o, "properties") ||
-		                                           json_object_get(o, "patternProperties"));
+		bool lists =
+		    json_object_get(o, "properties") || json_object_get(o, "patternProperties");
 		return s->open_objects || !lists ? json_true() : NULL;
 	}
 	return json_is_false(v) ? NULL : v;
@@ -264,7 +139,9 @@ member_of(Schema *s, Expr *key, const json_t *schema, const Path *p, bool argume
 	GrammarBuilder *b = s->b;
 
 	s->raw = arguments && b->style->raw;
-	Expr *value = schema_value(s, schema ? schema : json_true(), p);
+	Expr *value = s->shared && json_is_object(schema)
+	                  ? schema_resolve_ref(s, schema, p)
+	                  : schema_value(s, schema ? schema : json_true(), p);
 	s->raw = false;
 	if (!arguments)
 		return expr_seq(b, 4, key, expr_text(b, ":"), json_ws(b), value);
@@ -335,32 +212,52 @@ next_key_case(KeyPattern *k, size_t n)
 	return false;
 }
 
-/* Converts the schema of keys to conditions on a string; true: any key. */
-static bool
-begin_key(Schema *s, const json_t *named, StringRules *r, const Path *p)
+/* Returns the alternatives of a schema of keys, without anyOf; NULL: no key fits. */
+static const json_t *
+key_options(Schema *s, const json_t *named, const Path *p)
+{
+	const json_t *type = schema_keep(s, json_pack("{s:s}", "type", "string")), *v, *more;
+	const json_t *o = named ? schema_merge(s, named, type, p, 0) : json_true();
+	size_t i, k;
+
+	if (json_is_false(o))
+		return NULL;
+	if (!json_object_get(o, "anyOf"))
+		return schema_keep(s, json_pack("[O]", schema_mutable(o)));
+	json_t *out = json_array();
+	schema_keep(s, out);
+	json_array_foreach (json_object_get(o, "anyOf"), i, v) {
+		const json_t *one = schema_merge(s, schema_without(s, o, "anyOf"), v, p, 0);
+		if (json_is_false(one))
+			continue;
+		if (!json_object_get(one, "anyOf")) {
+			schema_add(s, out, one);
+			continue;
+		}
+		json_array_foreach (schema_mutable(key_options(s, one, p)), k, more)
+			schema_add(s, out, more);
+	}
+	return out;
+}
+
+/* Converts an alternative of the schema of keys to conditions on a string. */
+static void
+begin_key(Schema *s, const json_t *o, StringRules *r, const Path *p)
 {
 	*r = (StringRules){ .max = -1, .keyword = "propertyNames" };
-	if (!named || json_is_true(named))
-		return true;
-	const json_t *type = schema_keep(s, json_pack("{s:s}", "type", "string"));
-	const json_t *o = schema_merge(s, named, type, p, 0);
-	if (json_is_false(o))
-		return false;
-	if (json_is_object(o) && !json_object_get(o, "anyOf"))
-		schema_string_rules(s, o, r, p);
-	else
-		schema_not_enforced(s, s->root, "propertyNames", p);
+	if (!json_is_object(o))
+		return;
+	schema_string_rules(s, o, r, p);
 	const json_t *one = json_object_get(o, "const"), *list = json_object_get(o, "enum"), *v;
 	ExprList words = { 0 };
 	size_t i;
 	if (json_is_string(one))
 		expr_push(s->b, &words, expr_text(s->b, json_string_value(one)));
-	json_array_foreach ((json_t *)(uintptr_t)(one ? NULL : list), i, v)
+	json_array_foreach (schema_mutable(one ? NULL : list), i, v)
 		if (json_is_string(v))
 			expr_push(s->b, &words, expr_text(s->b, json_string_value(v)));
 	if (one || list)
 		string_rules_add(s, r, expr_list(s->b, EXPR_ALT, &words), false);
-	return true;
 }
 
 /* Whether propertyNames allows a listed property. */
@@ -383,15 +280,56 @@ count_key_cases(const KeyPattern *k, size_t n)
 	return cases;
 }
 
-/* Builds one member per set of patterns that a key may match at once. The member's schema is the
- * merge of theirs; keys that match none have `additional`. NULL with *failed: the languages are
- * too large. */
+/* Builds one member per set of patterns that a key may match at once, for one alternative of the
+ * schema of keys. Returns false if the languages are too large. */
+static bool
+add_pattern_members(Schema *s, ExprList *parts, KeyPattern *k, size_t n, const json_t *named,
+                    const NameSet *names, const json_t *additional, const json_t *also,
+                    const Path *p, bool arguments)
+{
+	bool failed = false;
+
+	do {
+		const json_t *value = NULL;
+		for (size_t i = 0; i < n; i++)
+			if (!k[i].failing)
+				value = value ? schema_merge_later(s, value, k[i].schema, p, 0)
+				              : k[i].schema;
+		const bool set = value;
+		value = set ? value : additional;
+		if (value && also)
+			value = schema_merge_later(s, value, also, p, 0);
+		if (!value || json_is_false(value))
+			continue;
+		StringRules *r = NEW(s->b->a, StringRules, 1);
+		begin_key(s, named, r, p);
+		for (size_t i = 0; i < n; i++)
+			add_key_pattern(s, r, &k[i]);
+		exclude_names(s, r, names);
+		Expr *name = schema_key(s, r, arguments, &failed);
+		if (failed)
+			return false;
+		if (!name)
+			continue;
+		expr_push(
+		    s->b, parts,
+		    member_of(s, name, value,
+		              &(Path){ p, set ? "patternProperties" : "additionalProperties" },
+		              arguments));
+	} while (next_key_case(k, n));
+	return true;
+}
+
+/* Builds an unlisted member. Its schema is the merge of those of all patterns that its key matches;
+ * keys that match none have `additional`. found: further conditions {"key", "value"}, or NULL.
+ * Returns NULL if there is none; with *failed, because the languages are too large. */
 static Expr *
 pattern_members(Schema *s, const json_t *o, const NameSet *names, const json_t *additional,
-                const Path *p, bool arguments, bool *failed)
+                const json_t *found, const Path *p, bool arguments, bool *failed)
 {
 	json_t *patterns = json_object_get(o, "patternProperties"), *v;
-	const json_t *named = json_object_get(o, "propertyNames");
+	const json_t *named = json_object_get(o, "propertyNames"),
+	             *key_of_found = json_object_get(found, "key");
 	size_t n = json_object_size(patterns), i = 0;
 	const char *key;
 	KeyPattern *k = NEW(s->b->a, KeyPattern, MAX_PATTERNS);
@@ -409,33 +347,14 @@ pattern_members(Schema *s, const json_t *o, const NameSet *names, const json_t *
 		            "a key may match or fail the regexes in %zu ways, at most %d are "
 		            "supported; use fewer look-aheads or fewer regexes",
 		            count_key_cases(k, n), MAX_KEY_CASES);
-	do {
-		const json_t *value = NULL;
-		for (i = 0; i < n; i++)
-			if (!k[i].failing)
-				value = value ? schema_merge_later(s, value, k[i].schema, p, 0)
-				              : k[i].schema;
-		const bool set = value;
-		value = set ? value : additional;
-		if (!value || json_is_false(value))
-			continue;
-		StringRules *r = NEW(s->b->a, StringRules, 1);
-		if (!begin_key(s, named, r, p))
-			break;
-		for (i = 0; i < n; i++)
-			add_key_pattern(s, r, &k[i]);
-		exclude_names(s, r, names);
-		Expr *name = schema_key(s, r, arguments, failed);
-		if (*failed)
+	if (key_of_found)
+		named = named ? schema_merge(s, named, key_of_found, p, 0) : key_of_found;
+	json_array_foreach (schema_mutable(key_options(s, named, p)), i, v)
+		if (!add_pattern_members(s, &parts, k, n, v, names, additional,
+		                         json_object_get(found, "value"), p, arguments)) {
+			*failed = true;
 			return NULL;
-		if (!name)
-			continue;
-		expr_push(
-		    s->b, &parts,
-		    member_of(s, name, value,
-		              &(Path){ p, set ? "patternProperties" : "additionalProperties" },
-		              arguments));
-	} while (next_key_case(k, n));
+		}
 	return parts.n ? expr_list(s->b, EXPR_ALT, &parts) : NULL;
 }
 
@@ -467,7 +386,7 @@ open_members(Schema *s, const json_t *o, NameSet *names, const Path *p, bool arg
 		return NULL;
 	size_t n = json_object_size(patterns);
 	if (!json || named || n > 1 || (n && (names->n || additional)) || has_lookahead(patterns)) {
-		Expr *x = pattern_members(s, o, names, additional, p, arguments, &failed);
+		Expr *x = pattern_members(s, o, names, additional, NULL, p, arguments, &failed);
 		if (!failed)
 			return x;
 		if (s->b->opt.strict)
@@ -499,8 +418,8 @@ open_members(Schema *s, const json_t *o, NameSet *names, const Path *p, bool arg
 /* Members in order, some of them optional, then any number of others: from min to max in all. One
  * rule for each member and each number of members before it. NULL: there are too many. */
 static Expr *
-counted_members(GrammarBuilder *b, const ExprList *members, const uint8_t *how, Expr *others,
-                int32_t min, int32_t max, bool arguments)
+counted_members(GrammarBuilder *b, const ExprList *members, const uint8_t *how, size_t n_found,
+                Expr *others, int32_t min, int32_t max, bool arguments)
 {
 	int32_t n = (int32_t)members->n, most = max >= 0 ? max : min;
 	Expr *comma = json_comma(b, arguments), **next, **now;
@@ -525,13 +444,17 @@ counted_members(GrammarBuilder *b, const ExprList *members, const uint8_t *how, 
 			    low ? 1 : 0, 1);
 	}
 	for (int32_t i = n; i-- > 0;) {
-		for (int32_t k = 0; k <= most; k++) {
+		for (int32_t k = most; k >= 0; k--) {
 			int32_t to = k < most ? k + 1 : max < 0 ? most : -1, rule = rule_new(b);
 			Expr *with = to < 0 ? expr_none(b)
 			             : k    ? expr_seq(b, 3, comma, members->v[i], next[to])
 			                    : expr_seq(b, 2, members->v[i], next[to]);
-			b->rule[rule] = how[i] == ORDER_MUST ? with : expr_alt(b, 2, with, next[k]);
 			now[k] = expr_rule(b, rule);
+			if (others && to >= 0 && i >= n - (int32_t)n_found) /* others come before */
+				with = expr_alt(b, 2, with,
+				                k ? expr_seq(b, 3, comma, others, now[to])
+				                  : expr_seq(b, 2, others, now[to]));
+			b->rule[rule] = how[i] == ORDER_MUST ? with : expr_alt(b, 2, with, next[k]);
 		}
 		Expr **x = now;
 		now = next;
@@ -540,108 +463,210 @@ counted_members(GrammarBuilder *b, const ExprList *members, const uint8_t *how, 
 	return json_braces(b, next[0], arguments);
 }
 
+/* ---- objects ---- */
+
+/* Members of an object while it is built. */
+typedef struct Members {
+	ExprList v;
+	Strbuf *how; /* ORDER_ of each */
+	NameSet names;
+	size_t n_found; /* members with FOUND_MEMBERS, which come last */
+	bool arguments;
+} Members;
+
+static void
+add_name(Schema *s, NameSet *names, const char *name)
+{
+	names->v = arena_grow(s->b->a, names->v, &names->cap, names->n + 1, sizeof *names->v);
+	names->v[names->n++] = name;
+}
+
+/* Adds the members of `properties`. Returns false if a required one has no value. */
+static bool
+add_listed(Schema *s, Members *m, const json_t *o, const Path *p)
+{
+	const char *key;
+	const json_t *v;
+
+	json_object_foreach (json_object_get(o, "properties"), key, v) {
+		bool must = is_among(json_object_get(o, "required"), key);
+		add_name(s, &m->names, key);
+		const json_t *own =
+		    is_allowed_name(s, o, key, p) ? schema_member(s, o, key, p, 0) : json_false();
+		if (json_is_false(own) && must)
+			return false;
+		if (!json_is_false(own))
+			member(s, &m->v, m->how,
+			       member_of(s, fixed_key(s, key, m->arguments), own,
+			                 &(Path){ &(Path){ p, "properties" }, key }, m->arguments),
+			       must ? ORDER_MUST : ORDER_MAY);
+	}
+	return true;
+}
+
+/* Adds members that are required or restricted, but not listed. Returns false if a required one has
+ * no value. */
+static bool
+add_unlisted(Schema *s, Members *m, const json_t *o, const Path *p)
+{
+	const json_t *properties = json_object_get(o, "properties"),
+	             *required = json_object_get(o, "required"), *v;
+	const size_t n_listed = m->names.n;
+	const char *name;
+	size_t i;
+
+	json_array_foreach (schema_mutable(required), i, v) {
+		name = json_string_value(v);
+		if (!name)
+			schema_fail(s, p, "required", "expected an array of names");
+		if (json_object_get(properties, name) || is_known(&m->names, n_listed, name))
+			continue;
+		const json_t *own = schema_unlisted(s, o, name, p, 0),
+		             *held = json_object_get(json_object_get(o, HELD), name);
+		own = own ? own : json_object_get(o, LATE_PROPERTIES);
+		own = own && held ? schema_merge_later(s, own, held, p, 0) : held ? held : own;
+		if (json_is_false(own) || !is_allowed_name(s, o, name, p))
+			return false;
+		add_name(s, &m->names, name);
+		member(s, &m->v, m->how,
+		       member_of(s, fixed_key(s, name, m->arguments), own,
+		                 &(Path){ p, "additionalProperties" }, m->arguments),
+		       ORDER_MUST);
+	}
+	json_object_foreach (json_object_get(o, HELD), name, v) {
+		if (json_object_get(properties, name) || is_known(&m->names, n_listed, name) ||
+		    json_is_true(v))
+			continue;
+		add_name(s, &m->names, name);
+		const json_t *own = schema_unlisted(s, o, name, p, 0);
+		own = own ? own : additional_of(s, o);
+		if (!own || json_is_false(own) || !is_allowed_name(s, o, name, p))
+			continue;
+		own = schema_merge_later(s, own, v, p, 0);
+		if (!json_is_false(own))
+			member(s, &m->v, m->how,
+			       member_of(s, fixed_key(s, name, m->arguments), own,
+			                 &(Path){ p, "additionalProperties" }, m->arguments),
+			       ORDER_MAY);
+	}
+	return true;
+}
+
+/* Adds one member per element of FOUND_MEMBERS. Returns false if one is impossible. */
+static bool
+add_found(Schema *s, Members *m, const json_t *o, const Path *p)
+{
+	const json_t *found;
+	size_t i;
+	bool failed;
+
+	json_array_foreach (json_object_get(o, FOUND_MEMBERS), i, found) {
+		/* an object that is closed by default may have it, like a required property */
+		const json_t *additional = additional_of(s, o);
+		if (!additional && !json_object_get(o, "additionalProperties") &&
+		    !json_object_get(o, LATE_PROPERTIES))
+			additional = json_true();
+		Expr *x =
+		    pattern_members(s, o, &m->names, additional, found, p, m->arguments, &failed);
+		if (failed && s->b->opt.strict)
+			schema_fail(s, p, "patternProperties",
+			            "the languages of the keys are too large, and the schema is "
+			            "strict");
+		if (failed)
+			continue;
+		if (!x)
+			return false;
+		member(s, &m->v, m->how, x, ORDER_MUST);
+		m->n_found++;
+	}
+	return true;
+}
+
+/* An object whose members are not listed, counted like items of an array. */
+static Expr *
+counted_others(Schema *s, Expr *others, int32_t min, int32_t max, bool arguments)
+{
+	GrammarBuilder *b = s->b;
+	Expr *comma = json_comma(b, arguments), *more;
+
+	if (max >= 0 && min > max)
+		return expr_none(b);
+	more = max == 0
+	           ? expr_empty(b)
+	           : expr_rep(b,
+	                      expr_seq(b, 2, others,
+	                               expr_rep(b, expr_seq(b, 2, comma, others),
+	                                        min > 1 ? min - 1 : 0, max < 0 ? -1 : max - 1)),
+	                      min > 0 ? 1 : 0, 1);
+	return json_braces(b, more, arguments);
+}
+
+/* An object of the members and any number of others; NULL: the limits of its size are not
+ * enforced. */
+static Expr *
+sized_members(Schema *s, Members *m, Expr *others, int32_t min, int32_t max, bool *impossible)
+{
+	const int32_t n = (int32_t)m->v.n;
+	int32_t n_must = 0;
+
+	for (size_t i = 0; i < m->how->len; i++)
+		n_must += m->how->data[i] == ORDER_MUST;
+	*impossible = (max >= 0 && (n_must > max || min > max)) || (!others && min > n);
+	if (*impossible || (min <= n_must && (max < 0 || (!others && n <= max))))
+		return NULL;
+	/* at least one: the first comma decides */
+	if (min == 1 && max < 0 && n_must == 0) {
+		if (others)
+			member(s, &m->v, m->how, others, ORDER_ANY);
+		return json_some_members(s->b, &m->v, (const uint8_t *)strbuf_str(m->how),
+		                         m->arguments);
+	}
+	return counted_members(s->b, &m->v, (const uint8_t *)strbuf_str(m->how), m->n_found, others,
+	                       min < 0 ? 0 : min, max, m->arguments);
+}
+
 Expr *
 schema_object(Schema *s, const json_t *o, const Path *p)
 {
 	const json_t *properties = json_object_get(o, "properties"),
-	             *required = json_object_get(o, "required"), *v;
+	             *required = json_object_get(o, "required");
 	int32_t min = schema_count(s, o, "minProperties", p),
 	        max = schema_most(s, o, "maxProperties", p);
 	GrammarBuilder *b = s->b;
-	ExprList members = { 0 };
-	Strbuf *how = arena_strbuf(b->a);
-	NameSet names = { 0 };
-	const char *key;
-	bool arguments = s->arguments;
-	size_t i;
+	Members m = { .how = arena_strbuf(b->a), .arguments = s->arguments };
 
+	if (json_object_get(o, SOME_MEMBERS))
+		return schema_object_with_members(s, o, p);
 	s->arguments = false;
 	if (properties && !json_is_object(properties))
 		schema_fail(s, p, "properties", "expected an object");
 	if (required && !json_is_array(required) && !json_is_boolean(required))
 		schema_fail(s, p, "required", "expected an array of names");
-	json_object_foreach ((json_t *)(uintptr_t)properties, key, v) {
-		bool must = is_among(required, key);
-		names.v = arena_grow(b->a, names.v, &names.cap, names.n + 1, sizeof *names.v);
-		names.v[names.n++] = key;
-		if (!is_allowed_name(s, o, key, p)) {
-			if (must)
-				return expr_none(b);
-			continue;
-		}
-		if (json_is_false(v) && !must)
-			continue;
-		member(s, &members, how,
-		       member_of(s, fixed_key(s, key, arguments), schema_member(s, o, key, p, 0),
-		                 &(Path){ &(Path){ p, "properties" }, key }, arguments),
-		       must ? ORDER_MUST : ORDER_MAY);
-	}
-	const size_t n_listed = names.n;
-	json_array_foreach ((json_t *)(uintptr_t)required, i, v) { /* required but not listed */
-		const char *name = json_string_value(v);
-		if (!name)
-			schema_fail(s, p, "required", "expected an array of names");
-		if (json_object_get(properties, name) || is_known(&names, n_listed, name))
-			continue;
-		const json_t *own = schema_member(s, o, name, p, 0);
-		own = own ? own : json_object_get(o, LATE_PROPERTIES);
-		if (json_is_false(own) || !is_allowed_name(s, o, name, p))
-			return expr_none(b);
-		names.v = arena_grow(b->a, names.v, &names.cap, names.n + 1, sizeof *names.v);
-		names.v[names.n++] = name;
-		member(s, &members, how,
-		       member_of(s, fixed_key(s, name, arguments), own,
-		                 &(Path){ p, "additionalProperties" }, arguments),
-		       ORDER_MUST);
-	}
-	Expr *others = open_members(s, o, &names, p, arguments);
-	if (!members.n && others && (min > 0 || max >= 0)) { /* count them like items of an array */
-		if (max >= 0 && min > max)
-			return expr_none(b);
-		Expr *comma = json_comma(b, arguments), *more;
-		more = max == 0 ? expr_empty(b)
-		                : expr_rep(b,
-		                           expr_seq(b, 2, others,
-		                                    expr_rep(b, expr_seq(b, 2, comma, others),
-		                                             min > 1 ? min - 1 : 0,
-		                                             max < 0 ? -1 : max - 1)),
-		                           min > 0 ? 1 : 0, 1);
-		return json_braces(b, more, arguments);
-	}
-	size_t n_must = 0;
-	for (i = 0; i < how->len; i++)
-		n_must += how->data[i] == ORDER_MUST;
-	if (max >= 0 && (int32_t)n_must > max)
+	if (!add_listed(s, &m, o, p) || !add_unlisted(s, &m, o, p) || !add_found(s, &m, o, p))
 		return expr_none(b);
-	if (!others && min > (int32_t)members.n)
+	Expr *others = open_members(s, o, &m.names, p, m.arguments);
+	if (!m.v.n && others && (min > 0 || max >= 0))
+		return counted_others(s, others, min, max, m.arguments);
+	bool impossible;
+	Expr *sized = sized_members(s, &m, others, min, max, &impossible);
+	if (impossible)
 		return expr_none(b);
-	if (min > (int32_t)n_must || (max >= 0 && (others || (int32_t)members.n > max))) {
-		/* at least one: the first comma decides */
-		if (min == 1 && max < 0 && n_must == 0) {
-			if (others) {
-				expr_push(b, &members, others);
-				strbuf_putc(how, ORDER_ANY);
-			}
-			return json_some_members(b, &members, (const uint8_t *)strbuf_str(how),
-			                         arguments);
-		}
-		Expr *counted = counted_members(b, &members, (const uint8_t *)strbuf_str(how),
-		                                others, min < 0 ? 0 : min, max, arguments);
-		if (counted)
-			return counted;
-		if (s->b->opt.strict)
-			schema_fail(s, p, min > (int32_t)n_must ? "minProperties" : "maxProperties",
-			            "with optional properties this is not enforced, and the "
-			            "schema is strict");
-	}
-	if (how->failed)
+	if (sized)
+		return sized;
+	const uint8_t *how = (const uint8_t *)strbuf_str(m.how);
+	int32_t n_must = 0;
+	for (size_t i = 0; i < m.how->len; i++)
+		n_must += how[i] == ORDER_MUST;
+	if (s->b->opt.strict && (min > n_must || (max >= 0 && (others || (int32_t)m.v.n > max))))
+		schema_fail(s, p, min > n_must ? "minProperties" : "maxProperties",
+		            "with optional properties this is not enforced, and the schema is "
+		            "strict");
+	if (m.how->failed)
 		arena_out(b->a);
-	if (!arguments && members.n + (others != NULL) > 1 && members.n <= MAX_UNORDERED &&
-	    json_object_get(o, UNORDERED))
-		return json_unordered(b, &members, (const uint8_t *)strbuf_str(how), others);
-	if (others) {
-		expr_push(b, &members, others);
-		strbuf_putc(how, ORDER_ANY);
-	}
-	return json_members(b, &members, (const uint8_t *)strbuf_str(how), arguments);
+	if (!m.arguments && m.v.n + (others != NULL) > 1 && m.v.n <= MAX_UNORDERED &&
+	    (m.n_found || json_object_get(o, HELD) || json_object_get(o, UNORDERED)))
+		return json_unordered(b, &m.v, how, others);
+	if (others)
+		member(s, &m.v, m.how, others, ORDER_ANY);
+	return json_members(b, &m.v, (const uint8_t *)strbuf_str(m.how), m.arguments);
 }
