@@ -54,7 +54,7 @@ rows_of(const GgufTensor *t)
 
 enum { RUN_PASSES = 3 /* passes of gptq_rows; more gain little */ };
 
-/* quantize_model.c */
+/* quant_run.c */
 QuantTensor *run_tensor(const QuantRun *r, const char *name); /* NULL: no tensor has the name */
 /* Stores rows of t->to, in file order; for a folder they are converted to parts */
 llmc_status run_keep_blocks(QuantRun *r, QuantTensor *t, const uint8_t *blocks, llmc_error *err);

@@ -88,20 +88,6 @@ keep_divided(QuantRun *r, QuantTensor *t, llmc_error *err)
 	return s;
 }
 
-llmc_status
-run_keep_blocks(QuantRun *r, QuantTensor *t, const uint8_t *blocks, llmc_error *err)
-{
-	if (!t->n_part)
-		return run_keep(r, t, blocks, err);
-	uint8_t *parts = malloc((size_t)t->bytes);
-	if (!parts)
-		return error_set(err, LLMC_E_MEMORY, "out of memory for %s", t->in->name);
-	folder_from_blocks(t->to, blocks, rows_of(t->in), t->in->dim[0], parts);
-	llmc_status s = run_keep(r, t, parts, err);
-	free(parts);
-	return s;
-}
-
 static llmc_status
 quantise(QuantRun *r, QuantTensor *t, const float *full, llmc_error *err)
 {
@@ -136,24 +122,6 @@ quantise(QuantRun *r, QuantTensor *t, const float *full, llmc_error *err)
 }
 
 /* ---- calibration ---- */
-
-static bool
-on_window(void *user, int32_t done, int32_t of)
-{
-	const QuantJob *job = user;
-	return !job->progress || job->progress(job->user, NULL, done, of);
-}
-
-llmc_status
-quant_calibrate(QuantJob *job, llmc_error *err)
-{
-	double t0 = clock_now();
-	llmc_status s = calibration_run(job->calibration, job->session, job->threads, job->tok,
-	                                job->n_window, job->width, on_window, job, err);
-
-	job->calibrate_s += clock_now() - t0;
-	return s;
-}
 
 static void
 find_importance(QuantRun *r, const Imatrix *m)
@@ -250,15 +218,6 @@ quantise_group(QuantRun *r, llmc_error *err)
 }
 
 /* ---- column factors ---- */
-
-QuantTensor *
-run_tensor(const QuantRun *r, const char *name)
-{
-	for (int i = 0; i < r->n; i++)
-		if (strcmp(r->t[i].in->name, name) == 0)
-			return &r->t[i];
-	return NULL;
-}
 
 /* Computes factors for the matrices after one norm. The norm's weights are rounded to their stored
  * type, and the factors are adjusted to the rounded values, so the output stays the same. */

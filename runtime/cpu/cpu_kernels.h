@@ -1,6 +1,6 @@
 /* Internals of building CPU kernels: cc.c finds the compiler, cpu_compile.c compiles shared
- * objects, cpu_kernels.c computes their keys and loads them, precompiled_header.c precompiles the
- * header that all of them include. */
+ * objects, cpu_kernel_key.c computes their keys, cpu_kernels.c loads them, precompiled_header.c
+ * precompiles the header that all of them include. */
 #ifndef LLMC_RUNTIME_CPU_CPU_KERNELS_H
 #define LLMC_RUNTIME_CPU_CPU_KERNELS_H
 
@@ -34,7 +34,9 @@ struct CpuKernels {
 /* Flags of a target and of $LLMC_KERNEL_CFLAGS: NULL-terminated, in one allocation, *text */
 llmc_status cc_flags(const char *target, char ***flags, char **text, llmc_error *err);
 
-/* ---- cpu_kernels.c ---- */
+enum { MAX_SOURCE = 1 << 24 };
+
+/* ---- cpu_kernel_key.c ---- */
 /* Hash the part that all keys have in common (flags, headers), and compute the key of a unit from
  * it and the current content of the files. */
 llmc_status objects_common(const CpuKernels *k, Sha256 *common, llmc_error *err);

@@ -11,6 +11,7 @@
  *   upload_weights.c    weights through pinned buffers
  *   cuda_model.c        state shared by the sessions of a model
  *   cuda_session.c      memory of a session
+ *   cuda_launch.c       one launch of a kernel
  *   cuda_step.c         one step: launches, graphs
  *   cuda_persistent.c   decode steps as one kernel
  *   tensor_map.c        tensor maps of steps

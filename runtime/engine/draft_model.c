@@ -6,15 +6,6 @@
 
 #include "runtime/engine/engine_internal.h"
 
-void
-draft_model_drop(Engine *e, RequestChoice *c)
-{
-	if (c->draft_session >= 0)
-		session_seq_free(e->draft_session, c->draft_session);
-	c->draft_session = -1;
-	mtp_rows_free(&c->head);
-}
-
 /* Prepare the draft model's sequence: bring its KV cache up to all but the last tokens of the
  * output, so that the rest fits one step. False: not ready in this step. */
 static bool
@@ -40,7 +31,7 @@ draft_model_ready(Engine *e, RequestChoice *c, const SchedSeq *q)
 		return true;
 	llmc_chunk k = { .seq = c->draft_session, .tok = q->tok + len, .n_tok = e->draft_chunk };
 	if (session_forward(e->draft_session, &k, 1, NULL, &err) != LLMC_OK)
-		draft_model_drop(e, c);
+		draft_sequence_drop(e, c);
 	else
 		session_prefix_keep(e->draft_session, c->draft_session, q->tok);
 	return false;
@@ -132,7 +123,7 @@ draft_model_propose(Engine *e, SchedSeq *const *q, Draft *const *d, int32_t n, i
 			for (int32_t i = 0; i < n_own; i++) {
 				EngineRequest *j = of[i]->req->user;
 				own[i]->n = 0;
-				draft_model_drop(e, &j->choice[of[i]->index]);
+				draft_sequence_drop(e, &j->choice[of[i]->index]);
 			}
 			return;
 		}
@@ -170,5 +161,5 @@ draft_model_sweep(Engine *e)
 	for (EngineRequest *j = e->work; j; j = j->next)
 		for (int32_t i = 0; i < j->best_of; i++)
 			if (j->over || j->choice[i].done)
-				draft_model_drop(e, &j->choice[i]);
+				draft_sequence_drop(e, &j->choice[i]);
 }

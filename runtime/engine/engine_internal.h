@@ -231,7 +231,6 @@ void draft_model_propose(Engine *e, SchedSeq *const *q, Draft *const *d, int32_t
                          int32_t again);
 void draft_model_commit(Engine *e, RequestChoice *c, int32_t certain);
 void draft_model_sweep(Engine *e); /* drop the draft sequences of choices that have ended */
-void draft_model_drop(Engine *e, RequestChoice *c);
 
 /* mtp_head.c: add the rows [n, plan_rows_width] of n positions of sequence q, from `at` on. The
  * next token of each position must be known. */
@@ -240,6 +239,8 @@ void mtp_rows_add(Engine *e, RequestChoice *c, const SchedSeq *q, int32_t at, in
 void mtp_rows_consume(Engine *e, RequestChoice *c, const SchedSeq *q,
                       int32_t n); /* the head has read the first n rows */
 void mtp_rows_free(MtpRows *h);
+/* Free the second model's sequence of an output, and the rows kept for it. */
+void draft_sequence_drop(Engine *e, RequestChoice *c);
 
 /* request.c */
 llmc_status request_open(Engine *e, const llmc_request *r, EngineRequest **out, llmc_error *err);

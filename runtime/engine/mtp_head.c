@@ -19,6 +19,15 @@ mtp_rows_free(MtpRows *h)
 	*h = (MtpRows){ 0 };
 }
 
+void
+draft_sequence_drop(Engine *e, RequestChoice *c)
+{
+	if (c->draft_session >= 0)
+		session_seq_free(e->draft_session, c->draft_session);
+	c->draft_session = -1;
+	mtp_rows_free(&c->head);
+}
+
 /* Open the sequence in the head's session, with the pages that its prefix cache holds. */
 static bool
 begin(Engine *e, RequestChoice *c, const SchedSeq *q)
@@ -109,7 +118,7 @@ mtp_rows_add(Engine *e, RequestChoice *c, const SchedSeq *q, int32_t at, int32_t
 		h->n = known = 0;
 	}
 	if (!reserve_rows(h, h->n + n - known, width)) {
-		draft_model_drop(e, c);
+		draft_sequence_drop(e, c);
 		return;
 	}
 	for (; known < n; known++, h->n++) {
@@ -118,5 +127,5 @@ mtp_rows_add(Engine *e, RequestChoice *c, const SchedSeq *q, int32_t at, int32_t
 		memset(to + given, 0, (size_t)(width - given) * sizeof *to);
 	}
 	if (!run_pending_rows(e, c, q))
-		draft_model_drop(e, c);
+		draft_sequence_drop(e, c);
 }

@@ -50,7 +50,7 @@ def test_only_the_list_of_devices_names_a_device():
                     for line in text.split("\n")
                     if re.search(r"runtime/(?:cpu|cuda)/|\b(?:cpu|cuda)_device\b", line)
                 ]
-    assert len(found) == 2 and all(f.startswith("runtime/runtime.c: ") for f in found), "\n".join(
+    assert len(found) == 2 and all(f.startswith("runtime/device.c: ") for f in found), "\n".join(
         found
     )
 

@@ -181,24 +181,12 @@ def test_no_circle_of_includes():
 CIRCLES = {
     # a schema holds schemas: each keyword's file calls the one that reads any schema
     "grammar: grammar_open json_grammar schema schema_array schema_check schema_conditions schema_disjoint schema_members schema_merge schema_not schema_object schema_ref schema_scalar structural_tags",
-    # importance decides types, and calibration runs the quantisers of earlier layers
-    "quant: choose_types quantize_experts quantize_model",
-    # a communicator has a table of functions; the library part makes one of the other
-    "runtime/comm: mpi_comm mpi_library",
-    # a kernel is looked up before it is compiled, and stored by the same key afterwards
-    "runtime/cpu: cpu_compile cpu_kernels",
-    # a collective is a step of the plan that launches kernels
-    "runtime/cuda: collective cuda_step host_staged_comm rank_group",
-    # the head drafts with the rows that the model of its engine computed
-    "runtime/engine: draft_model mtp_head",
     # a page moves between memory, host and prefix cache: each side frees pages of the others
     "runtime/kv: kv kv_host prefix_cache",
     # a session of rank 0 leads those of other ranks, which are sessions
-    "runtime: forward ranks runtime session",
+    "runtime: forward ranks session",
     # a request passes from its connection to a model and its events come back
     "serve: chat_images generation load_report status connection connection_answer connection_list http metrics trace worker_pool catalogue model_engine model_manager model_memory models",
-    # values are allocated by the interpreter, whose errors name the types of values
-    "text/jinja: core value",
     # expressions call filters, tests and methods, which evaluate expressions
     "text/jinja: eval filters jinja methods string tests",
     # added tokens split a string, and each part is encoded by the model of the tokenizer

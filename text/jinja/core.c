@@ -1,12 +1,60 @@
-/* Basics of the template interpreter: failing, limits on steps, memory and depth, arguments of
- * calls. */
+/* Basics of the template interpreter: spans, names of types, failing, limits on steps, memory and
+ * depth, arguments of calls. */
 #include "text/jinja/jinja.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #include "base/deadline.h"
 
 enum { STEPS_PER_CHECK = 1 << 14 };
+
+bool
+span_is(ByteSpan s, const char *text)
+{
+	return s.n == strlen(text) && memcmp(s.s, text, s.n) == 0;
+}
+
+bool
+span_same(ByteSpan a, ByteSpan b)
+{
+	return a.n == b.n && (a.s == b.s || memcmp(a.s, b.s, a.n) == 0);
+}
+
+const char *
+val_type_name(Val v)
+{
+	switch (v.type) {
+	case V_UNDEF:
+		return "Undefined";
+	case V_NONE:
+		return "NoneType";
+	case V_BOOL:
+		return "bool";
+	case V_INT:
+		return "int";
+	case V_FLOAT:
+		return "float";
+	case V_STR:
+		return "str";
+	case V_LIST:
+		return "list";
+	case V_TUPLE:
+		return "tuple";
+	case V_DICT:
+		return "dict";
+	case V_NS:
+		return "Namespace";
+	case V_MACRO:
+		return "Macro";
+	case V_METHOD:
+	case V_FUNC:
+		return "function";
+	case V_LOOP:
+		return "LoopContext";
+	}
+	return "?";
+}
 
 void
 jinja_fail(Jinja *j, const char *fmt, ...)

@@ -51,18 +51,6 @@ val_undef(ByteSpan name)
 	return (Val){ .type = V_UNDEF, .s = name };
 }
 
-bool
-span_is(ByteSpan s, const char *text)
-{
-	return s.n == strlen(text) && memcmp(s.s, text, s.n) == 0;
-}
-
-bool
-span_same(ByteSpan a, ByteSpan b)
-{
-	return a.n == b.n && (a.s == b.s || memcmp(a.s, b.s, a.n) == 0);
-}
-
 void
 buf_add(Jinja *j, Buf *b, const char *s, size_t n)
 {
@@ -424,41 +412,6 @@ val_iter(Jinja *j, Val v)
 	default:
 		jinja_fail(j, "'%s' object is not iterable", val_type_name(v));
 	}
-}
-
-const char *
-val_type_name(Val v)
-{
-	switch (v.type) {
-	case V_UNDEF:
-		return "Undefined";
-	case V_NONE:
-		return "NoneType";
-	case V_BOOL:
-		return "bool";
-	case V_INT:
-		return "int";
-	case V_FLOAT:
-		return "float";
-	case V_STR:
-		return "str";
-	case V_LIST:
-		return "list";
-	case V_TUPLE:
-		return "tuple";
-	case V_DICT:
-		return "dict";
-	case V_NS:
-		return "Namespace";
-	case V_MACRO:
-		return "Macro";
-	case V_METHOD:
-	case V_FUNC:
-		return "function";
-	case V_LOOP:
-		return "LoopContext";
-	}
-	return "?";
 }
 
 void
