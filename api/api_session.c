@@ -199,22 +199,37 @@ llmc_forward_images(llmc_session *s, const llmc_chunk *chunk, size_t n, const ll
 {
 	const bool tower = s->model->plan->vision == VISION_TOWER;
 	const int64_t most = plan_segment(s->model->plan);
+	StepRows *own = rows ? calloc(n + 1, sizeof *own) : NULL;
+	llmc_status status = LLMC_OK;
 
-	for (size_t i = 0; rows && i < n; i++) {
-		if (!rows[i].window != !most || !windows_fit(rows[i].window, chunk[i].n_tok, most))
-			return error_set(
-			    err, LLMC_E_RANGE,
-			    most ? "chunk %zu: a tower with windows needs their "
-			           "numbers: from 0 on, each of %lld adjacent patches at "
-			           "most"
-			         : "chunk %zu: this model has no windows",
-			    i, (long long)most);
-		if (tower ? !rows[i].row || rows[i].at : rows[i].row && !rows[i].at)
-			return error_set(err, LLMC_E_RANGE, "chunk %zu: %s", i,
-			                 tower ? "a tower needs a row for each token, without `at`"
-			                       : "a language model needs `at` with its rows");
+	if (rows && !own)
+		return error_set(err, LLMC_E_MEMORY, "out of memory");
+	for (size_t i = 0; rows && i < n && status == LLMC_OK; i++) {
+		llmc_image_rows r = LLMC_INIT(llmc_image_rows);
+		SIZED_TAKE_AT(r, rows, i);
+		own[i] = (StepRows){ .row = r.row,
+			             .at = r.at,
+			             .pos = { r.pos[0], r.pos[1], r.pos[2] },
+			             .number = r.number,
+			             .window = r.window };
+		if (!r.window != !most || !windows_fit(r.window, chunk[i].n_tok, most))
+			status =
+			    error_set(err, LLMC_E_RANGE,
+			              most ? "chunk %zu: a tower with windows needs their "
+			                     "numbers: from 0 on, each of %lld adjacent patches at "
+			                     "most"
+			                   : "chunk %zu: this model has no windows",
+			              i, (long long)most);
+		else if (tower ? !r.row || r.at : r.row && !r.at)
+			status =
+			    error_set(err, LLMC_E_RANGE, "chunk %zu: %s", i,
+			              tower ? "a tower needs a row for each token, without `at`"
+			                    : "a language model needs `at` with its rows");
 	}
-	return session_forward_images(s->s, chunk, n, rows, logits, err);
+	if (status == LLMC_OK)
+		status = session_forward_images(s->s, chunk, n, own, logits, err);
+	free(own);
+	return status;
 }
 
 llmc_status

@@ -498,12 +498,14 @@ llmc_tower_image_text(const llmc_tower_image *im)
 	return im->text;
 }
 
-llmc_image_part
-llmc_tower_image_part(const llmc_tower_image *im)
+void
+llmc_tower_image_part(const llmc_tower_image *im, llmc_image_part *out)
 {
-	return (llmc_image_part){ .row = im->row,
-		                  .n_row = im->n_row,
-		                  .key = im->key,
-		                  .height = im->height,
-		                  .width = im->width };
+	const llmc_image_part part = { .row = im->row,
+		                       .n_row = im->n_row,
+		                       .key = im->key,
+		                       .height = im->height,
+		                       .width = im->width };
+
+	SIZED_GIVE(out, part);
 }

@@ -35,4 +35,17 @@ sized_give(void *theirs, const void *own, size_t cap)
 /* Copy `own` into the caller's struct and preserve its size field. */
 #define SIZED_GIVE(theirs, own) sized_give((theirs), &(own), sizeof(own))
 
+/* Return element i of the caller's array, whose elements have the size of the first, or `own`. */
+static inline const void *
+sized_at(const void *array, size_t own, size_t i)
+{
+	size_t n;
+
+	memcpy(&n, array, sizeof n);
+	return (const char *)array + i * (n ? n : own);
+}
+
+/* Copy element i of the caller's array over `own`, which holds the defaults. */
+#define SIZED_TAKE_AT(own, array, i) SIZED_TAKE(own, sized_at((array), sizeof(own), (i)))
+
 #endif

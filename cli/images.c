@@ -45,7 +45,8 @@ prompt_images_open(const Common *c, llmc_model *m, const List *files, PromptImag
 			         own.text);
 			return err->code = status;
 		}
-		out->part[out->n] = llmc_tower_image_part(out->image[out->n]);
+		out->part[out->n] = LLMC_INIT(llmc_image_part);
+		llmc_tower_image_part(out->image[out->n], &out->part[out->n]);
 	}
 	return LLMC_OK;
 }

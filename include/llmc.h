@@ -17,7 +17,8 @@
  * Every call that can fail returns llmc_status and fills *err, which may be NULL. The library never
  * prints, exits or aborts. It installs no signal handler, changes no locale and keeps no global
  * state. Callbacks run on the calling thread, except log callbacks of engines and servers, which
- * have their own threads. Option and result structs begin with their size: use LLMC_INIT(type).
+ * have their own threads. Option and result structs begin with their size: use LLMC_INIT(type). In
+ * an array of them all have the size of the first. Structs without a size never change.
  *
  * Text is UTF-8. The caller owns output buffers: (buf, cap, *need), where *need is the number of
  * bytes or elements required, without the terminating NUL. If cap is too small the call returns
@@ -755,6 +756,7 @@ LLMC_API llmc_status llmc_calls_rules(const llmc_calls *c, const char *only, int
 /* Rows of one image of a prompt: they replace the embeddings of its tokens. key: hash of what the
  * rows were made from; equal images share pages of the prefix cache */
 typedef struct llmc_image_part {
+	size_t size;
 	const float *row; /* [n_row, hidden] */
 	int32_t n_row;
 	uint64_t key;
@@ -768,7 +770,7 @@ typedef struct llmc_image_part {
  *     llmc_tower_read(tower, bytes, n, NULL, &image, &err);   JPEG, PNG, WebP, GIF, BMP
  *     llmc_tower_image_text(image)                            replaces llmc_tower_placeholder(tower)
  *                                                             in the rendered chat template
- *     request.images = llmc_tower_image_part(image)           of all images, in order
+ *     llmc_tower_image_part(image, &part)                     request.images: of all, in order
  *
  * Any thread may use a tower; it runs one image at a time. Its tiles take turns with the steps of
  * the model's engines, in order of arrival. */
@@ -805,8 +807,8 @@ LLMC_API llmc_status llmc_tower_read(llmc_tower *t, const void *data, size_t n,
                                      llmc_error *err);
 LLMC_API void llmc_tower_image_close(llmc_tower_image *im); /* NULL is allowed */
 LLMC_API const char *llmc_tower_image_text(const llmc_tower_image *im);
-LLMC_API llmc_image_part
-llmc_tower_image_part(const llmc_tower_image *im); /* valid until it is closed */
+/* The rows are valid until the image is closed. */
+LLMC_API void llmc_tower_image_part(const llmc_tower_image *im, llmc_image_part *out);
 
 /* Fetch the file of an http:// or https:// URL that a third party has chosen, without reaching
  * private networks. */
@@ -998,6 +1000,7 @@ LLMC_API const int32_t *llmc_draft_tokens(const llmc_model *m, size_t *n);
  *            window, from 0 on; patches of a window are adjacent. Else NULL
  */
 typedef struct llmc_image_rows {
+	size_t size;
 	const float *row;
 	const int32_t *at;
 	const int32_t *pos[3];

@@ -168,7 +168,13 @@ llmc_status session_forward(Session *s, const llmc_chunk *chunk, size_t n, float
 llmc_status session_forward_rows(Session *s, const llmc_chunk *chunk, size_t n,
                                  const float *const *came, float *logits, llmc_error *err);
 /* Rows of a chunk, of plan_row_width elements; row NULL: it has none. */
-typedef llmc_image_rows StepRows;
+typedef struct StepRows { /* fields of llmc_image_rows */
+	const float *row;
+	const int32_t *at;
+	const int32_t *pos[3];
+	const int32_t *number;
+	const int32_t *window;
+} StepRows;
 /* Like session_forward, for a plan with vision.part: rows [n]. n_out of a tower's chunk is its
  * number of patches divided by vision.merge. NULL: no chunk has rows. */
 llmc_status session_forward_images(Session *s, const llmc_chunk *chunk, size_t n,

@@ -168,24 +168,25 @@ image_key(uint64_t key, int32_t row)
  * of an image have the same time, and their own row and column. Text after an image continues from
  * the largest of these values. */
 static llmc_status
-place_images(const Engine *e, EngineRequest *j, const llmc_request *r, llmc_error *err)
+place_images(const Engine *e, EngineRequest *j, const llmc_request *r,
+             const llmc_image_part *images, llmc_error *err)
 {
 	const size_t n = (size_t)j->req->bound + 1;
 	int32_t next = 0, in_image = 0;
 	size_t image = 0;
 
 	for (size_t i = 0; i < r->n_images; i++)
-		if ((int64_t)r->images[i].height * r->images[i].width != r->images[i].n_row)
+		if ((int64_t)images[i].height * images[i].width != images[i].n_row)
 			return error_set(
 			    err, LLMC_E_INPUT,
 			    "image %zu has %d rows, its height and width are %d and %d", i,
-			    r->images[i].n_row, r->images[i].height, r->images[i].width);
+			    images[i].n_row, images[i].height, images[i].width);
 	j->rope_at = calloc(3 * n, sizeof *j->rope_at);
 	if (!j->rope_at)
 		return error_set(err, LLMC_E_MEMORY, "out of memory for a request");
 	for (size_t i = 0; i < n; i++) {
 		const bool is_image = i < r->n_tok && r->tok[i] == e->plan->image_token;
-		const llmc_image_part *part = is_image ? &r->images[image] : NULL;
+		const llmc_image_part *part = is_image ? &images[image] : NULL;
 		j->rope_at[i] = next;
 		j->rope_at[n + i] = next + (part ? in_image / part->width : 0);
 		j->rope_at[2 * n + i] = next + (part ? in_image % part->width : 0);
@@ -202,24 +203,15 @@ place_images(const Engine *e, EngineRequest *j, const llmc_request *r, llmc_erro
 
 /* Copy the image rows. The rows belong to the image tokens of the prompt, in order. */
 static llmc_status
-open_images(const Engine *e, EngineRequest *j, const llmc_request *r, llmc_error *err)
+copy_images(const Engine *e, EngineRequest *j, const llmc_request *r, const llmc_image_part *images,
+            llmc_error *err)
 {
 	const size_t width = (size_t)plan_row_width(e->plan);
 	size_t n_row = 0, n_token = 0, at = 0, image = 0;
 	int32_t in_image = 0;
 
-	if (!r->n_images)
-		return LLMC_OK;
-	if (!r->images)
-		return error_set(err, LLMC_E_RANGE, "n_images is %zu without images", r->n_images);
-	if (e->plan->vision != VISION_ROWS)
-		return error_set(err, LLMC_E_INPUT,
-		                 "this model was opened without images (vision.part)");
-	if (r->pool || r->prompt_logprobs)
-		return error_set(err, LLMC_E_INPUT, "a prompt with images has no %s",
-		                 r->pool ? "pooled vector" : "log probabilities of its tokens");
 	for (size_t i = 0; i < r->n_images; i++) {
-		const llmc_image_part *part = &r->images[i];
+		const llmc_image_part *part = &images[i];
 		if (!part->row || part->n_row < 1 || part->height < 0 || part->width < 0)
 			return error_set(err, LLMC_E_RANGE,
 			                 "image %zu has %s, %d rows, height %d and width %d", i,
@@ -240,15 +232,15 @@ open_images(const Engine *e, EngineRequest *j, const llmc_request *r, llmc_error
 		return error_set(err, LLMC_E_MEMORY, "out of memory for a request");
 	memcpy(j->image_prompt, r->tok, r->n_tok * sizeof *r->tok);
 	for (size_t i = 0, to = 0; i < r->n_images; i++) {
-		const size_t floats = (size_t)r->images[i].n_row * width;
-		memcpy(j->image_row + to, r->images[i].row, floats * sizeof *j->image_row);
+		const size_t floats = (size_t)images[i].n_row * width;
+		memcpy(j->image_row + to, images[i].row, floats * sizeof *j->image_row);
 		to += floats;
 	}
 	for (int32_t i = 0; i <= j->req->bound; i++) {
 		j->image_at[i] = -1;
 		if ((size_t)i >= r->n_tok || r->tok[i] != e->plan->image_token)
 			continue;
-		while (in_image >= r->images[image].n_row) {
+		while (in_image >= images[image].n_row) {
 			image++;
 			in_image = 0;
 		}
@@ -260,7 +252,33 @@ open_images(const Engine *e, EngineRequest *j, const llmc_request *r, llmc_error
 	j->speculate = 0; /* drafts are looked up in the prompt */
 	if (e->plan->image_whole)
 		j->req->image_at = j->image_at;
-	return plan_three_positions(e->plan) ? place_images(e, j, r, err) : LLMC_OK;
+	return plan_three_positions(e->plan) ? place_images(e, j, r, images, err) : LLMC_OK;
+}
+
+static llmc_status
+open_images(const Engine *e, EngineRequest *j, const llmc_request *r, llmc_error *err)
+{
+	if (!r->n_images)
+		return LLMC_OK;
+	if (!r->images)
+		return error_set(err, LLMC_E_RANGE, "n_images is %zu without images", r->n_images);
+	if (e->plan->vision != VISION_ROWS)
+		return error_set(err, LLMC_E_INPUT,
+		                 "this model was opened without images (vision.part)");
+	if (r->pool || r->prompt_logprobs)
+		return error_set(err, LLMC_E_INPUT, "a prompt with images has no %s",
+		                 r->pool ? "pooled vector" : "log probabilities of its tokens");
+	if (r->n_images > r->n_tok) /* an image has at least one token */
+		return error_set(err, LLMC_E_INPUT, "the prompt has %zu tokens and %zu images",
+		                 r->n_tok, r->n_images);
+	llmc_image_part *images = calloc(r->n_images, sizeof *images);
+	if (!images)
+		return error_set(err, LLMC_E_MEMORY, "out of memory for a request");
+	for (size_t i = 0; i < r->n_images; i++)
+		SIZED_TAKE_AT(images[i], r->images, i);
+	llmc_status status = copy_images(e, j, r, images, err);
+	free(images);
+	return status;
 }
 
 llmc_status

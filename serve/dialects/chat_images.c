@@ -263,6 +263,15 @@ read_image(ChatImages *im, ServedModel *model, const ChatImage *c, bool count_on
 	                  err.text);
 }
 
+static int64_t
+rows_of(const llmc_tower_image *im)
+{
+	llmc_image_part part = LLMC_INIT(llmc_image_part);
+
+	llmc_tower_image_part(im, &part);
+	return part.n_row;
+}
+
 bool
 chat_images_add(ChatImages *im, ServedModel *model, const json_t *part, const char *where,
                 Problem *p)
@@ -291,7 +300,7 @@ chat_images_add(ChatImages *im, ServedModel *model, const json_t *part, const ch
 		return false;
 	const llmc_tower_image *known = c->kept ? kept_image(c->kept) : counted;
 	c->text = strdup(llmc_tower_image_text(known));
-	im->n_token += llmc_tower_image_part(known).n_row;
+	im->n_token += rows_of(known);
 	if (!c->kept)
 		llmc_tower_image_close(counted);
 	return c->text || problem_memory(p);
@@ -344,9 +353,8 @@ run(ChatImages *im, ServedModel *model, ChatImage *c, Problem *p)
 	if (!c->kept) {
 		if (!read_image(im, model, c, false, &made, p))
 			return false;
-		const int64_t rows = llmc_tower_image_part(made).n_row;
 		c->kept = image_cache_add(owner->images, c->hash, made,
-		                          rows * width * (int64_t)sizeof(float));
+		                          rows_of(made) * width * (int64_t)sizeof(float));
 		if (!c->kept) {
 			llmc_tower_image_close(made);
 			return problem_memory(p);
@@ -355,8 +363,7 @@ run(ChatImages *im, ServedModel *model, ChatImage *c, Problem *p)
 	free(c->data);
 	c->data = NULL;
 	/* the engine has a copy until the request ends */
-	const size_t bytes = (size_t)llmc_tower_image_part(kept_image(c->kept)).n_row *
-	                     (size_t)width * sizeof(float);
+	const size_t bytes = (size_t)rows_of(kept_image(c->kept)) * (size_t)width * sizeof(float);
 	return req_charge(im->req, bytes) || problem_busy(p);
 }
 
@@ -373,7 +380,7 @@ chat_images_run(ChatImages *im, ServedModel *model, Problem *p)
 			return gen_stopped(im->req, p);
 		if (!run(im, model, &im->image[i], p))
 			return false;
-		im->part[i] = llmc_tower_image_part(kept_image(im->image[i].kept));
+		llmc_tower_image_part(kept_image(im->image[i].kept), &im->part[i]);
 	}
 	return true;
 }

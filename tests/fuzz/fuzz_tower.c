@@ -68,8 +68,9 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		check(s == first || (s == LLMC_E_CANCELLED && first == LLMC_OK && stops),
 		      "counting and reading differ");
 	if (s == LLMC_OK) {
-		const llmc_image_part a = llmc_tower_image_part(counted),
-		                      b = llmc_tower_image_part(im);
+		llmc_image_part a = LLMC_INIT(llmc_image_part), b = a;
+		llmc_tower_image_part(counted, &a);
+		llmc_tower_image_part(im, &b);
 		const char *text = llmc_tower_image_text(im);
 		check(!strcmp(text, llmc_tower_image_text(counted)) && a.n_row == b.n_row &&
 		          b.n_row > 0 && !a.row && b.row,

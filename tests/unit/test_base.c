@@ -17,6 +17,7 @@
 #include "base/json.h"
 #include "base/number.h"
 #include "base/sha256.h"
+#include "base/sized_struct.h"
 #include "base/strbuf.h"
 #include "base/utf8.h"
 #include "locale_comma.h"
@@ -623,6 +624,36 @@ sizes_have_units(void **state)
 			fail_msg("\"%s\" is not a size", wrong[i]);
 }
 
+/* Elements of a caller's array may be smaller or larger than those of the library. */
+static void
+arrays_of_sized_structs_have_the_size_of_the_first(void **state)
+{
+	typedef struct Old {
+		size_t size;
+		int32_t a;
+	} Old;
+	typedef struct Own {
+		size_t size;
+		int32_t a, b;
+	} Own;
+	typedef struct New {
+		size_t size;
+		int32_t a, b, c[4];
+	} New;
+	const Old old[2] = { { sizeof(Old), 1 }, { sizeof(Old), 2 } };
+	const Own same[2] = { { 0, 3, 4 }, { 0, 5, 6 } };
+	const New new[2] = { { sizeof(New), 7, 8, { 0 } }, { sizeof(New), 9, 10, { 0 } } };
+	Own own = { .b = -1 };
+
+	(void)state;
+	SIZED_TAKE_AT(own, old, 1);
+	assert_int_equal(own.a, 2);
+	SIZED_TAKE_AT(own, same, 1);
+	assert_true(own.a == 5 && own.b == 6);
+	SIZED_TAKE_AT(own, new, 1);
+	assert_true(own.a == 9 && own.b == 10 && own.size == sizeof own);
+}
+
 int
 main(void)
 {
@@ -630,6 +661,7 @@ main(void)
 		cmocka_unit_test(arena_allocations_are_zeroed_aligned_and_disjoint),
 		cmocka_unit_test(arena_jumps_when_memory_is_out),
 		cmocka_unit_test(arenas_run_deferred_releases),
+		cmocka_unit_test(arrays_of_sized_structs_have_the_size_of_the_first),
 		cmocka_unit_test(strbuf_appends),
 		cmocka_unit_test(errors_are_written_to_the_callers_struct),
 		cmocka_unit_test(sha256_matches_known_sums),

@@ -442,7 +442,8 @@ tower_rows(llmc_error *err)
 
 	if (s != LLMC_OK)
 		return s;
-	const llmc_image_part part = llmc_tower_image_part(im);
+	llmc_image_part part = LLMC_INIT(llmc_image_part);
+	llmc_tower_image_part(im, &part);
 	const size_t bytes = (size_t)part.n_row * tower_width * sizeof *part.row;
 	if (!first_rows) {
 		first_rows = __real_malloc(bytes);

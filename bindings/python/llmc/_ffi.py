@@ -74,8 +74,9 @@ class Options(Sized):
     ]
 
 
-class ImageRows(C.Structure):
+class ImageRows(Sized):
     _fields_ = [
+        ("size", C.c_size_t),
         ("row", C.POINTER(C.c_float)),
         ("at", C.POINTER(C.c_int32)),
         ("pos", C.POINTER(C.c_int32) * 3),
