@@ -1205,6 +1205,10 @@ typedef struct llmc_request {
 	 * [none] */
 	const llmc_image_part *images;
 	size_t n_images;
+	/* Client that sends the request, any number: clients of one priority take turns. The next
+	 * request to start is that of the client whose tokens are fewest, and a client that runs
+	 * several sequences gives one up for a client that runs at least two fewer [0] */
+	uint64_t client;
 } llmc_request;
 
 /* Submit a request. All data that it points to is copied. *id is > 0 and never reused by an engine.

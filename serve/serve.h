@@ -152,8 +152,10 @@ struct llmc_server {
 
 	Queue large, small; /* requests for the workers */
 	Queue images;       /* requests with images, for the image worker */
-	int n_images;       /* their number, with the one that is handled */
-	bool images_over;   /* the image worker ends when its queue is empty; under lock */
+	/* number of the last turn of each client whose requests had images, by the hash of its key
+	 * or address */
+	uint64_t image_turn[64], n_image_turn;
+	bool images_over; /* the image worker ends when its queue is empty; under lock */
 	pthread_t image_worker;
 	bool has_image_worker;
 	Req *woken; /* requests that the HTTP thread must look at */

@@ -332,6 +332,7 @@ request_open(Engine *e, const llmc_request *request, EngineRequest **out, llmc_e
 	j->held = e->session->rt;
 	j->req->adapter = r.adapter;
 	j->req->salt = r.prefix_salt;
+	j->req->client = r.client;
 	j->req->n_first = r.n_first < r.n_tok ? (int32_t)r.n_first : 0;
 	j->req->prompt_rows = r.prompt_logprobs || j->pool > LLMC_POOL_LAST;
 	TRY_GOTO(open_images(e, j, &r, err));

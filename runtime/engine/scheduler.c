@@ -56,12 +56,10 @@ is_here(Sched *s, const SchedSeq *c)
 	return s->only_waiting || s->ops.here(s->ops.user, c->q);
 }
 
-/* Preempt the youngest choice and give its rows back to the step's budget. */
+/* Preempt a choice and give its rows back to the step's budget. */
 static void
-evict_youngest(Sched *s, StepBudget *b)
+evict(Sched *s, SchedSeq *out, StepBudget *b)
 {
-	SchedSeq *out = s->running.youngest;
-
 	if (out->at >= 0) {
 		b->tokens += s->add[out->at];
 		b->rows += s->chunk[out->at].n_out;
@@ -70,6 +68,12 @@ evict_youngest(Sched *s, StepBudget *b)
 		                  : s->add[out->at];
 	}
 	sched_preempt(s, out);
+}
+
+static void
+evict_youngest(Sched *s, StepBudget *b)
+{
+	evict(s, s->running.youngest, b);
 }
 
 /* Add decode chunks, oldest first: choices with one new token, or with accepted tokens that run
@@ -229,6 +233,7 @@ run(Sched *s, SchedSeq *c, llmc_seq q, int32_t n_done)
 	c->state = SEQ_RUNNING;
 	c->blocked = false;
 	s->reserved += sched_reserve(c->req);
+	c->req->of->n_held += 1 + sched_reserve(c->req);
 	sched_enqueue(&s->running, c);
 }
 
@@ -299,24 +304,55 @@ is_partial_page(const Sched *s, const StepBudget *b, int32_t n)
 	       n > left;
 }
 
+/* Open the sequence of a request. Choices of a worse priority, or of a client that runs more, may
+ * lose theirs. */
+static bool
+open_request(Sched *s, SchedReq *r, StepBudget *b)
+{
+	SchedSeq *c = &r->seq[0];
+
+	for (;;) {
+		bool fits = has_free_sequence(s, r->n_seq);
+		if (fits && open_sequence(s, c, use_prefix(s, c)))
+			return true;
+		if (s->running.n && s->running.youngest->req->priority > r->priority) {
+			evict_youngest(s, b);
+			continue;
+		}
+		/* only for a sequence, not for pages, which may not suffice: the choice would
+		 * resume and yield again in each step */
+		SchedSeq *out = fits || !r->may_yield ? NULL : sched_yields_to(s, r);
+		if (!out) {
+			r->may_yield &= !fits;
+			return false;
+		}
+		out->age = ++s->n_age;
+		evict(s, out, b);
+		sched_set_yielded(s, out, true);
+	}
+}
+
 static void
 start(Sched *s, StepBudget *b)
 {
 	while (s->first && b->tokens > 0 && b->prefill > 0) {
-		SchedReq *r = s->first;
+		SchedReq *r = sched_next(s);
 		SchedSeq *c = &r->seq[0];
-		if (s->preempted.n && !sched_before(r, s->preempted.oldest->req))
+		if (s->preempted.n && r->priority >= s->preempted.oldest->req->priority &&
+		    s->n_yielded < s->preempted.n)
 			return;
 		if (!has_tokens(s, r) || is_partial_page(s, b, r->n_prompt))
 			return;
-		while (!has_free_sequence(s, r->n_seq) || !open_sequence(s, c, use_prefix(s, c))) {
-			if (!s->running.n || s->running.youngest->req->priority <= r->priority)
-				return;
-			evict_youngest(s, b);
-		}
-		s->first = r->next;
-		s->last = s->first ? s->last : NULL;
-		s->n_waiting--;
+		for (int32_t i = 0; i < r->n_seq; i++)
+			r->seq[i].age = s->n_age + 1;
+		s->n_age++;
+		if (!open_request(s, r, b))
+			return;
+		/* choices that yielded stay younger than all that run */
+		if (s->n_yielded == s->preempted.n)
+			for (SchedSeq *y = s->preempted.oldest; y; y = y->younger)
+				y->age = ++s->n_age;
+		sched_unwait(s, r);
 		r->started = true;
 		r->n_cached = c->n_done;
 		s->total_tokens += sched_cost(r);
@@ -335,7 +371,11 @@ resume(Sched *s, StepBudget *b)
 		/* a waiting request of better priority would preempt the choice again. If that
 		 * request waits for total_tokens, resume: it cannot start before this choice has
 		 * ended */
-		if (s->first && s->first->priority < c->req->priority && has_tokens(s, s->first))
+		const SchedReq *r = sched_next(s);
+		if (r && r->priority < c->req->priority && has_tokens(s, r))
+			return;
+		if (r && s->n_yielded == s->preempted.n && sched_would_yield(c, r) &&
+		    has_tokens(s, r))
 			return;
 		if ((b->prefill < 1 || is_partial_page(s, b, c->n_tok)) && !c->saved)
 			return;
@@ -346,6 +386,7 @@ resume(Sched *s, StepBudget *b)
 			sched_enqueue(&s->preempted, c);
 			return;
 		}
+		sched_set_yielded(s, c, false);
 		if (b->rows > 0 && b->prefill > 0) /* else in the next step */
 			plan_chunk(s, c, b);
 	}
@@ -440,6 +481,7 @@ sched_chunk_done(Sched *s, int32_t i)
 	SchedSeq *c = s->chunk_seq[i];
 
 	c->n_done += s->chunk[i].n_tok - c->n_draft_tokens;
+	sched_client_charge(s, c->req, s->chunk[i].n_tok - c->n_draft_tokens);
 	if (!s->lim.no_prefix && !c->n_draft_tokens)
 		s->ops.prefix_keep(s->ops.user, c->q, c->tok);
 	return c->n_done == c->n_tok;
@@ -463,6 +505,7 @@ sched_fork(Sched *s, SchedReq *r, llmc_error *err)
 	const SchedSeq *from = &r->seq[0];
 
 	s->reserved -= sched_reserve(r);
+	r->of->n_held -= sched_reserve(r);
 	r->forked = true;
 	for (int32_t i = 1; i < r->n_seq; i++) {
 		llmc_seq q;
@@ -526,6 +569,15 @@ sched_check(const Sched *s)
 		return "the number of waiting requests is wrong";
 	for (const SchedSeq *c = s->running.oldest; c; c = c->younger)
 		reserved += sched_reserve(c->req);
+	int32_t waiting = s->spare_client.n_waiting, held = s->spare_client.n_held;
+	for (const SchedClient *t = s->client; t; t = t->next) {
+		if (t->n_req < 1 || t->n_waiting < 0 || t->n_held < 0)
+			return "a client has impossible counts";
+		waiting += t->n_waiting;
+		held += t->n_held;
+	}
+	if (waiting != s->n_waiting || held != s->running.n + s->reserved)
+		return "the counts of clients are wrong";
 	if (reserved != s->reserved || s->running.n + s->reserved > s->lim.seqs)
 		return "more sequences are reserved than exist";
 	return NULL;

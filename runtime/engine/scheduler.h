@@ -7,11 +7,15 @@
  *            tokens are computed again or its saved KV is loaded) or DONE. Choices after the first
  *            are forked from it when the prompt has run.
  *
- * Age is (priority, arrival, choice); the lower priority number is older. Rules:
+ * Age is (priority, start, choice); the lower priority number is older. Rules:
  * - A running choice gets pages by preempting younger ones, never older ones: the oldest always
  * advances.
  * - A preempted choice resumes before anything younger starts.
- * - New requests start in order. They may preempt choices of a worse priority.
+ * - New requests start by priority. They may preempt choices of a worse priority. Within a
+ * priority, clients take turns (sched_clients.c): the next request is that of the client with the
+ * fewest tokens, and the requests of a client start in order of arrival. A client that runs several
+ * choices yields some to a client that runs at least two fewer; a choice that yielded becomes the
+ * youngest.
  *
  * One thread only. */
 #ifndef LLMC_RUNTIME_ENGINE_SCHEDULER_H
@@ -84,6 +88,8 @@ typedef struct SchedSeq {
 	 * so the sequence is back at the mark and its accepted tokens run again */
 	bool marked, again;
 	bool blocked; /* decode left no space for a chunk that runs as a whole */
+	bool yielded; /* PREEMPTED for the request of another client */
+	uint64_t age; /* number of its request's start, or of its last yield */
 	int32_t mark; /* number of tokens before the mark */
 	/* draft tokens after its last token in this step; in the KV cache until
 	 * sched_commit_drafts */
@@ -93,8 +99,20 @@ typedef struct SchedSeq {
 	struct SchedSeq *older, *younger; /* in the queue of its state */
 } SchedSeq;
 
+/* Client with requests that wait or run */
+typedef struct SchedClient {
+	uint64_t id;
+	double served; /* tokens that ran; raised when its first request begins to wait */
+	int32_t n_req, n_waiting;
+	int32_t n_held; /* sequences that it runs, and those reserved for forks */
+	struct SchedClient *next;
+} SchedClient;
+
 struct SchedReq {
 	uint64_t order;
+	uint64_t client;  /* set before sched_submit */
+	SchedClient *of;  /* after it */
+	bool may_yield;   /* others may yield to it: not tried yet */
 	int32_t adapter;  /* LoRA adapter of its sequences */
 	int32_t n_first;  /* tokens before those of the second token type; 0: all */
 	uint64_t salt;    /* salt of its prompt's pages in the prefix cache */
@@ -125,8 +143,13 @@ struct Sched {
 	SchedReq *first, *last; /* waiting */
 	int32_t n_waiting;
 	SchedQueue running, preempted;
-	int32_t reserved;     /* sequences reserved for choices that have not been forked yet */
-	int64_t total_tokens; /* sum over started requests */
+	int32_t n_yielded; /* preempted choices that yielded */
+	uint64_t n_age;
+	SchedClient *client;      /* with requests */
+	double turn;              /* tokens that a client with waiting requests got on average */
+	SchedClient spare_client; /* client of requests that arrive while memory is short */
+	int32_t reserved;         /* sequences reserved for choices that have not been forked yet */
+	int64_t total_tokens;     /* sum over started requests */
 	int32_t steps_since_start;
 	int32_t n_started; /* requests that the last step started */
 	/* nothing else can run, so choices run although their pages are still being copied, and the

@@ -31,6 +31,7 @@ sched_req_new(const int32_t *prompt, int32_t n_prompt, int32_t max_new, int32_t 
 	r->n_prompt = n_prompt;
 	r->max_new = max_new;
 	r->n_seq = r->n_open = n_seq;
+	r->may_yield = true;
 	r->bound = n_prompt + max_new - 1; /* one less: the last new token is never an input */
 	for (int32_t i = 0; i < n_seq; i++) {
 		r->seq[i] = (SchedSeq){
@@ -91,7 +92,9 @@ sched_before(const SchedReq *a, const SchedReq *b)
 bool
 sched_older(const SchedSeq *a, const SchedSeq *b)
 {
-	return a->req == b->req ? a->index < b->index : sched_before(a->req, b->req);
+	if (a->req->priority != b->req->priority)
+		return a->req->priority < b->req->priority;
+	return a->age != b->age ? a->age < b->age : a->index < b->index;
 }
 
 void
@@ -149,6 +152,10 @@ sched_close(Sched *s)
 {
 	if (!s)
 		return;
+	for (SchedClient *c = s->client, *next; c; c = next) {
+		next = c->next;
+		free(c);
+	}
 	free(s->chunk);
 	free(s->chunk_seq);
 	free(s->q);
@@ -170,6 +177,31 @@ sched_submit(Sched *s, SchedReq *r)
 	*at = r;
 	s->last = r->next ? s->last : r;
 	s->n_waiting++;
+	sched_client_add(s, r);
+}
+
+void
+sched_unwait(Sched *s, SchedReq *r)
+{
+	SchedReq **at = &s->first, *before = NULL;
+
+	while (*at && *at != r) {
+		before = *at;
+		at = &before->next;
+	}
+	if (!*at)
+		return;
+	*at = r->next;
+	s->last = r->next ? s->last : before;
+	s->n_waiting--;
+	r->of->n_waiting--;
+}
+
+void
+sched_set_yielded(Sched *s, SchedSeq *c, bool yielded)
+{
+	s->n_yielded += (int)yielded - (int)c->yielded;
+	c->yielded = yielded;
 }
 
 static void
@@ -193,6 +225,7 @@ sched_stop(Sched *s, SchedSeq *c)
 	sched_remove_chunk(s, c);
 	sched_dequeue(&s->running, c);
 	s->reserved -= sched_reserve(c->req);
+	c->req->of->n_held -= 1 + sched_reserve(c->req);
 	s->ops.seq_free(s->ops.user, c->q);
 	c->q = -1;
 	c->n_draft_tokens = 0;
@@ -220,12 +253,15 @@ sched_done(Sched *s, SchedSeq *c)
 		sched_stop(s, c);
 	} else if (c->state == SEQ_PREEMPTED) {
 		sched_dequeue(&s->preempted, c);
+		sched_set_yielded(s, c, false);
 		if (c->saved)
 			s->ops.drop(s->ops.user, c->saved);
 		c->saved = NULL;
 	}
-	if (c->state != SEQ_DONE && --c->req->n_open == 0 && c->req->started)
-		s->total_tokens -= sched_cost(c->req);
+	if (c->state != SEQ_DONE && --c->req->n_open == 0) {
+		s->total_tokens -= c->req->started ? sched_cost(c->req) : 0;
+		sched_client_remove(s, c->req);
+	}
 	c->state = SEQ_DONE;
 }
 
@@ -259,18 +295,8 @@ sched_finish(Sched *s, SchedSeq *c)
 void
 sched_cancel(Sched *s, SchedReq *r)
 {
-	if (!r->started) {
-		SchedReq **at = &s->first, *before = NULL;
-		while (*at && *at != r) {
-			before = *at;
-			at = &before->next;
-		}
-		if (*at) {
-			*at = r->next;
-			s->last = r->next ? s->last : before;
-			s->n_waiting--;
-		}
-	}
+	if (!r->started)
+		sched_unwait(s, r);
 	for (int32_t i = 0; i < r->n_seq; i++)
 		sched_done(s, &r->seq[i]);
 }

@@ -328,6 +328,8 @@ gen_start(Generation *g, Problem *p)
 	g->er.n = g->n;
 	g->er.best_of = g->best_of;
 	separate_keys(g);
+	/* without keys each HTTP request is a client */
+	g->er.client = key_hash(r) ? key_hash(r) : (uint64_t)(uintptr_t)r;
 	g->t_valid = clock_now();
 	for (int32_t i = 0; i < g->n_sub; i++)
 		g->key_tokens +=

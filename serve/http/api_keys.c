@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/sum64.h"
 #include "serve/http/api_keys.h"
 
 /* Parse name=N. False: another name, or not a number. */
@@ -181,6 +182,14 @@ keys_find(const Keys *k, const char *given)
 		if (at->text && keys_same(given, at->text))
 			found = at;
 	return found;
+}
+
+uint64_t
+key_hash(const Req *r)
+{
+	const char *name = r->key ? r->key->name : r->owner;
+
+	return name && *name ? sum64(name, strlen(name), 1) | 1 : 0;
 }
 
 bool

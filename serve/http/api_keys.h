@@ -38,6 +38,8 @@ llmc_status keys_reread(Keys *k, pthread_mutex_t *lock, llmc_error *err);
 /* Compare in constant time. */
 bool keys_same(const char *given, const char *key);
 ApiKey *keys_find(const Keys *k, const char *given); /* NULL: none; lock held */
+/* Hash of the name of the key that a request was sent with, or that a batch belongs to; 0: none */
+uint64_t key_hash(const Req *r);
 /* Count one more request of `tokens` tokens. False with a Problem: it exceeds the key's limits.
  * Lock held. */
 bool key_take(ApiKey *k, int64_t tokens, Problem *p);

@@ -4,7 +4,9 @@
 #include <sys/resource.h>
 
 #include "base/deadline.h"
+#include "base/sum64.h"
 #include "serve/dialects/generation.h"
+#include "serve/http/api_keys.h"
 
 enum { SMALL_BODY = 32 << 10 };
 
@@ -33,17 +35,28 @@ pop(Queue *q)
 	return r;
 }
 
-/* Queue a request with images for the image worker. False with a Problem: too many wait. */
+/* Hash of the client of a request with images: its key, or its address */
+static uint64_t
+image_client(const Req *r)
+{
+	return key_hash(r) ? key_hash(r) : sum64(r->client, strlen(r->client), 1);
+}
+
+/* Queue a request with images for the image worker. False with a Problem: too many of this client
+ * wait. */
 static bool
 move_to_images(Server *s, Req *r, Problem *p)
 {
 	const int32_t most = r->model->back.max_concurrent;
+	const uint64_t client = image_client(r);
+	int32_t n = 0;
 
 	r->moved = false;
 	pthread_mutex_lock(&s->lock);
-	bool full = s->n_images >= most;
+	for (const Req *at = s->images.first; at; at = at->next)
+		n += image_client(at) == client;
+	bool full = n >= most;
 	if (!full) {
-		s->n_images++;
 		atomic_fetch_add(&r->refs, 1);
 		r->on_images = true;
 		r->next = NULL;
@@ -54,7 +67,8 @@ move_to_images(Server *s, Req *r, Problem *p)
 	pthread_mutex_unlock(&s->lock);
 	if (!full)
 		return true;
-	problem(p, 429, NULL, "%d requests with images wait already; try again later.", most);
+	problem(p, 429, NULL,
+	        "%d requests of this client with images wait already; try again later.", most);
 	p->code = "overloaded";
 	return false;
 }
@@ -150,6 +164,27 @@ worker(void *arg)
 	return NULL;
 }
 
+/* Remove the next request with images: the oldest one of the client whose last turn is longest ago;
+ * lock held. */
+static Req *
+next_image(Server *s)
+{
+	enum { N = sizeof s->image_turn / sizeof *s->image_turn };
+	Req **best = &s->images.first;
+
+	if (!*best)
+		return NULL;
+	for (Req **at = best; *at; at = &(*at)->next)
+		if (s->image_turn[image_client(*at) % N] < s->image_turn[image_client(*best) % N])
+			best = at;
+	Req *r = *best;
+	s->image_turn[image_client(r) % N] = ++s->n_image_turn;
+	*best = r->next;
+	if (!r->next)
+		s->images.end = best;
+	return r;
+}
+
 /* Handle requests with images, one at a time: this bounds the memory of decoded images, and a
  * vision tower reads one image at a time in any case. */
 static void *
@@ -159,7 +194,7 @@ image_worker(void *arg)
 
 	pthread_mutex_lock(&s->lock);
 	for (;;) {
-		Req *r = pop(&s->images);
+		Req *r = next_image(s);
 		if (!r && s->images_over)
 			break;
 		if (!r) {
@@ -172,7 +207,6 @@ image_worker(void *arg)
 			drop_model(r);
 		req_unref(r);
 		pthread_mutex_lock(&s->lock);
-		s->n_images--;
 	}
 	pthread_mutex_unlock(&s->lock);
 	return NULL;

@@ -3,6 +3,7 @@ answers against transformers, the real clients, limits, the prefix cache, and ho
 """
 
 import base64
+import concurrent.futures
 import http.server
 import json
 import os
@@ -19,7 +20,7 @@ import pytest
 
 import tiny_vision
 from test_batches import ENDED, form
-from waiting import reserved_port
+from waiting import HANG, reserved_port
 
 from tiny_vision import IMAGES, MARKS, data_url, png, png_of, text_part, url_part, weights
 
@@ -615,6 +616,52 @@ def test_urls(serve, folder, files):
         ):
             r = get(url)
             assert r.status == 400 and why in r.text, (url, r.text)
+
+
+def test_keys_take_turns_at_the_tower(serve, folder, tmp_path):
+    """The image of a key is read after the one that is being read, not after all earlier ones."""
+    (tmp_path / "keys").write_text("alice sk-a\nbob sk-b\n")
+    order, gate = [], threading.Event()
+
+    class Slow(Files):
+        def do_GET(self):
+            order.append(self.path)
+            assert gate.wait(HANG)
+            self.path = "/a.png"
+            super().do_GET()
+
+    def send(key, name):
+        part = {"type": "image_url", "image_url": {"url": f"http://{host}/{name}"}}
+        a = s.post(
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [part]}], "max_tokens": 1},
+            headers={"Authorization": f"Bearer {key}"},
+        )
+        assert a.status == 200, a.text
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Slow) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        host = f"127.0.0.1:{server.server_port}"
+        options = ("--keys", tmp_path / "keys", "--api-key", "sk-all", "--allow-image-urls", host)
+        with serve(folder, "--arch", "generic", "-t", "1", *options, *OPTIONS) as s:
+            admin = {"Authorization": "Bearer sk-all"}
+            names = [("sk-a", f"a{i}") for i in range(4)] + [("sk-b", "b")]
+            with concurrent.futures.ThreadPoolExecutor(len(names)) as pool:
+                sent = []
+                for i, one in enumerate(names):
+                    sent.append(pool.submit(send, *one))
+                    s.until(
+                        lambda i=i: (
+                            s.get("/status.json", headers=admin).json()["requests"]["active"]
+                            == i + 2
+                        )
+                    )
+                s.until(lambda: order)
+                gate.set()
+                for one in sent:
+                    one.result(timeout=HANG)
+        server.shutdown()
+    assert order == ["/a0", "/b", "/a1", "/a2", "/a3"]
 
 
 def test_an_unreachable_host_is_named(serve, folder):

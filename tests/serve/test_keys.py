@@ -7,6 +7,7 @@ import pathlib
 import re
 import signal
 import subprocess
+import threading
 
 import pytest
 import test_batches
@@ -369,3 +370,30 @@ def test_probabilities_do_not_show_the_prompt_of_another_key(shared):
             ).status
             == 404
         )
+
+
+def admin(s):
+    return s.get("/status.json", headers={"Authorization": "Bearer sk-all"}).json()
+
+
+@pytest.mark.parametrize(
+    "many",
+    [{"prompt": ["a b c"] * 64, "max_tokens": 24}, {"n": 4, "max_tokens": 800}],
+    ids=["prompts", "choices"],
+)
+def test_keys_take_turns(shared, many):
+    """A key with thousands of tokens ahead of it gets its answer before they are done."""
+    done = []
+
+    def alice():
+        done.append(ask(s, "sk-alice", many.pop("max_tokens"), **many).status)
+
+    with shared("--max-best-of", "4") as s:
+        t = threading.Thread(target=alice)
+        t.start()
+        s.until(lambda: admin(s)["batch"]["running"] == 4)
+        assert ask(s, "sk-bob", 4).status == 200
+        assert not done and admin(s)["batch"]["running"] > 0
+        t.join(timeout=HANG)
+        assert done == [200]
+        assert s.stop()[0] == 0

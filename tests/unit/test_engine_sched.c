@@ -363,7 +363,7 @@ typedef struct Sim {
 	Sched *s;
 	SchedReq *live[64];
 	uint64_t born[64];
-	int priorities;
+	int priorities, clients;
 	int windows;  /* 1: a layer with a sliding window, 2: with exact pages */
 	int32_t host; /* pages in host memory */
 	int n_live;
@@ -423,6 +423,7 @@ submit(Sim *m, int choices)
 	assert_non_null(r);
 	r->prompt_rows = roll(&m->f, 8) == 0;
 	r->priority = m->priorities ? (int32_t)roll(&m->f, (uint32_t)m->priorities) - 1 : 0;
+	r->client = m->clients ? roll(&m->f, (uint32_t)m->clients) : 0;
 	if (sched_reject_reason(&m->s->lim, r)) {
 		sched_req_free(r);
 		return;
@@ -447,9 +448,10 @@ finish_some(Sim *m)
 		SchedReq *r = m->live[i];
 		if (m->step - m->born[i] > m->slowest)
 			m->slowest = m->step - m->born[i];
-		/* requests start in order */
+		/* requests of a client start in order */
 		for (int k = 0; r->started && k < m->n_live; k++)
 			assert_true(m->live[k]->started || m->live[k]->priority != r->priority ||
+			            m->live[k]->client != r->client ||
 			            m->live[k]->order > r->order);
 		if (r->n_open)
 			continue;
@@ -862,7 +864,8 @@ random_requests_answer_as_they_do_alone(void **state)
 		m = (Sim){ .f.late.random = 88172645463325252u + i,
 			   .windows = with[i].windows,
 			   .host = with[i].host,
-			   .priorities = i % 3 == 1 || with[i].lim.total_tokens ? 3 : 0 };
+			   .priorities = i % 3 == 1 || with[i].lim.total_tokens ? 3 : 0,
+			   .clients = i % 2 ? 4 : 0 };
 		simulate(&m, with[i].lim, steps, with[i].choices, with[i].busy, with[i].save);
 		preempted += m.s->n_preempted;
 		saved += m.s->n_loaded;
@@ -952,11 +955,20 @@ quiet_step(Sim *m)
 			choice[i] = NULL;
 	}
 	for (int32_t i = 0; i < n; i++) {
-		if (!choice[i])
+		SchedReq *r = choice[i] ? choice[i]->req : NULL;
+		if (!r)
 			continue;
-		sched_push(m->s, choice[i], 9);
-		if (choice[i]->n_tok == choice[i]->req->n_prompt + choice[i]->req->max_new)
-			sched_finish(m->s, choice[i]);
+		const bool forks = sched_must_fork(choice[i]);
+		if (forks)
+			assert_int_equal(sched_fork(m->s, r, NULL), LLMC_OK);
+		for (int32_t k = 0; k < r->n_seq; k++) {
+			SchedSeq *c = &r->seq[k];
+			if (!forks && c != choice[i])
+				continue;
+			sched_push(m->s, c, 9);
+			if (c->n_tok == r->n_prompt + r->max_new)
+				sched_finish(m->s, c);
+		}
 	}
 	check(m);
 	return n_tok;
@@ -973,6 +985,116 @@ close_sim(Sim *m)
 	assert_int_equal(m->s->total_tokens, 0);
 	sched_close(m->s);
 	kv_release(&m->f.kv);
+}
+
+static SchedReq *
+add_request_of(Sim *m, uint64_t client, int32_t n_prompt, int32_t max_new, int32_t n_seq)
+{
+	int32_t prompt[CONTEXT];
+
+	for (int32_t i = 0; i < n_prompt; i++)
+		prompt[i] = 1 + (i + m->n_live) % 90;
+	SchedReq *r = sched_req_new(prompt, n_prompt, max_new, n_seq);
+	assert_non_null(r);
+	r->client = client;
+	m->live[m->n_live++] = r;
+	sched_submit(m->s, r);
+	return r;
+}
+
+static int32_t
+running_of(const Sim *m, uint64_t client)
+{
+	int32_t n = 0;
+
+	for (const SchedSeq *c = m->s->running.oldest; c; c = c->younger)
+		n += c->req->client == client;
+	return n;
+}
+
+/* A request of another client starts before those that one client has sent earlier. */
+static void
+clients_take_turns(void **state)
+{
+	Sim *m = open_sim(
+	    (SchedLimits){ .seqs = 1, .chunk = 64, .n_out = 8, .prefill = 64, .pages = 60 });
+	SchedReq *many[6];
+
+	(void)state;
+	for (int i = 0; i < 6; i++)
+		many[i] = add_request_of(m, 1, 10, 5, 1);
+	quiet_step(m);
+	SchedReq *other = add_request_of(m, 2, 10, 5, 1), *next = add_request_of(m, 2, 10, 5, 1);
+	assert_true(many[0]->started);
+	for (int i = 0; i < 5; i++)
+		quiet_step(m);
+	assert_int_equal(many[0]->n_open, 0);
+	assert_true(other->started && !many[1]->started);
+	for (int i = 0; i < 5; i++)
+		quiet_step(m);
+	/* both have run 14 tokens: the request that came first */
+	assert_true(many[1]->started && !next->started);
+	for (int i = 0; i < 5; i++)
+		quiet_step(m);
+	assert_true(next->started && !many[2]->started);
+	close_sim(m);
+}
+
+/* A request with as many choices as there are sequences yields up to half of them. */
+static void
+choices_of_one_client_yield_to_another(void **state)
+{
+	Sim *m = open_sim(
+	    (SchedLimits){ .seqs = 4, .chunk = 64, .n_out = 8, .prefill = 64, .pages = 60 });
+	SchedReq *other[4];
+
+	(void)state;
+	SchedReq *all = add_request_of(m, 1, 10, 60, 4);
+	quiet_step(m);
+	quiet_step(m);
+	assert_int_equal(running_of(m, 1), 4);
+	for (int i = 0; i < 4; i++)
+		other[i] = add_request_of(m, 2, 10, 5, 1);
+	quiet_step(m);
+	assert_int_equal(running_of(m, 1), 2);
+	assert_int_equal(running_of(m, 2), 2);
+	assert_true(other[1]->started && !other[2]->started);
+	const uint64_t preempted = m->s->n_preempted;
+	for (int i = 0; i < 5; i++)
+		quiet_step(m);
+	assert_true(other[3]->started);
+	assert_int_equal(m->s->n_preempted, preempted); /* other[2] and other[3] followed them */
+	for (int i = 0; i < 12; i++)
+		quiet_step(m);
+	assert_int_equal(running_of(m, 1), 4); /* resumed */
+	for (int i = 0; i < 80 && all->n_open; i++)
+		quiet_step(m);
+	assert_int_equal(all->n_open, 0);
+	close_sim(m);
+}
+
+/* A client with many requests gets its turns although new clients arrive in each step. */
+static void
+new_clients_do_not_starve_one_with_many_requests(void **state)
+{
+	Sim *m = open_sim(
+	    (SchedLimits){ .seqs = 1, .chunk = 64, .n_out = 8, .prefill = 64, .pages = 60 });
+	SchedReq *many[6];
+	int steps = 0;
+
+	(void)state;
+	for (int i = 0; i < 6; i++)
+		many[i] = add_request_of(m, 1, 10, 5, 1);
+	for (uint64_t client = 2; many[5]->n_open; steps++) {
+		for (int i = m->n_live; i-- > 0;)
+			if (!m->live[i]->n_open && m->live[i]->client != 1)
+				remove_request(m, i);
+		if (steps % 5 == 0 && m->n_live < 16)
+			add_request_of(m, client++, 10, 5, 1);
+		quiet_step(m);
+		assert_true(steps < 2000);
+	}
+	close_sim(m);
 }
 
 static void
@@ -1189,6 +1311,9 @@ main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(random_requests_answer_as_they_do_alone),
+		cmocka_unit_test(clients_take_turns),
+		cmocka_unit_test(choices_of_one_client_yield_to_another),
+		cmocka_unit_test(new_clients_do_not_starve_one_with_many_requests),
 		cmocka_unit_test(admission_stops_at_the_first_request_over_the_token_budget),
 		cmocka_unit_test(higher_priority_runs_first),
 		cmocka_unit_test(requests_over_the_token_budget_wait_for_preempted_ones),

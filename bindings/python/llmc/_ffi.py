@@ -368,6 +368,7 @@ class Request(Sized):
         ("n_first", C.c_size_t),
         ("images", C.c_void_p),
         ("n_images", C.c_size_t),
+        ("client", C.c_uint64),
     ]
 
 
