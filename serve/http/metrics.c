@@ -313,6 +313,8 @@ vllm_model(Strbuf *b, Server *s, const Slot *t, const char *l, const char *state
 	              !strcmp(state, "loaded"));
 	strbuf_printf(b, "vllm:engine_sleep_state{%s,sleep_state=\"discard_all\"} %d\n", l,
 	              strcmp(state, "loaded") != 0);
+	head(b, "llmc:model_failed", "gauge", "Whether the model's device has failed.");
+	strbuf_printf(b, "llmc:model_failed{%s} %d\n", l, !strcmp(state, "failed"));
 	adapter_lines(b, s, t, back->places, l);
 }
 

@@ -86,7 +86,10 @@ struct Slot {
 	int32_t max_input, max_total;
 	ServedModel *model; /* NULL: asleep */
 	bool loading, removed;
-	bool paused; /* requests wait, except those of RT_UNPAUSED */
+	bool lost;           /* its device has failed, and it could not be opened again yet */
+	double lost_until;   /* requests open it again after this time */
+	char lost_text[256]; /* why it could not be opened */
+	bool paused;         /* requests wait, except those of RT_UNPAUSED */
 	/* ... and those that had its model before, but do not generate yet, are refused */
 	bool cancels;
 	bool
@@ -161,7 +164,11 @@ void models_adapt(Server *s, Slot *base, const char *name, char *dir, Req *r);
 void models_forget(Server *s, Slot *t, Req *r);
 /* Remove an adapter's name; running requests finish. False with a Problem: not found. */
 bool models_remove(Server *s, const char *name, Problem *p);
-const char *slot_state(const Slot *t); /* "loaded", "loading", "unloaded"; lock held */
+const char *slot_state(const Slot *t); /* "loaded", "loading", "unloaded", "failed"; lock held */
+bool slot_failed(const Slot *t);       /* its device is lost; lock held */
+/* Before a request uses a slot whose device is lost: retire the engine, so that the request opens
+ * it again. False: it could not be opened a moment ago. Lock held. */
+bool slot_revive(Server *s, Slot *t);
 /* Append {"value":...} with the progress of a model that is being loaded; lock held. */
 void slot_status(const Slot *t, Strbuf *b);
 /* Seconds that an idle engine stays open; negative: for ever. Lock held. */

@@ -205,6 +205,38 @@ model_set(Slot *t, ServedModel *m)
 	slot_describe(t, &m->back, m->bytes, m->max_input, m->max_total);
 	t->used_at = clock_now();
 	t->wanted = false;
+	t->lost = false;
+}
+
+static bool
+model_failed(const ServedModel *m)
+{
+	return m && (m->failed || (m->of && m->of->failed));
+}
+
+bool
+slot_failed(const Slot *t)
+{
+	return !t->removed && (t->lost || model_failed(t->model));
+}
+
+bool
+slot_revive(Server *s, Slot *t)
+{
+	enum { REOPEN_S = 10 };
+	Slot *base = slot_base(s, t), *owner = base ? base : t;
+	const double now = clock_now();
+
+	if (model_failed(t->model) || model_failed(owner->model))
+		owner->lost = true;
+	if (!owner->lost || !owner->src.open)
+		return true;
+	if (now < owner->lost_until) /* a failed engine answers with its error */
+		return t->model != NULL;
+	owner->lost_until = now + REOPEN_S;
+	if (owner->model)
+		model_retire(s, owner);
+	return true;
 }
 
 /* Retire the slot's model: no new requests; lock held. */

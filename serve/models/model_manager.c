@@ -400,6 +400,7 @@ load_one(Server *s)
 		problem(&p, 503, "model", "The model '%.200s' cannot be loaded: %.700s", t->name,
 		        err.text);
 		p.code = "model_not_loaded";
+		snprintf(t->lost_text, sizeof t->lost_text, "%.250s", err.text);
 	}
 	refuse(s, t, &p);
 	if (named != t)

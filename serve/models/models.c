@@ -91,7 +91,10 @@ answer_closing(Req *r, bool closing)
 const char *
 slot_state(const Slot *t)
 {
-	return t->model ? "loaded" : t->loading ? "loading" : "unloaded";
+	return t->loading       ? t->model ? "loaded" : "loading"
+	       : slot_failed(t) ? "failed"
+	       : t->model       ? "loaded"
+	                        : "unloaded";
 }
 
 void
@@ -228,11 +231,18 @@ models_take(Server *s, Req *r, Problem *p)
 	if (t->model && t->model->of)
 		t->model->of->slot->used_at = t->used_at;
 	const bool paused = t->paused && !(r->route->flags & RT_UNPAUSED);
+	const bool late = !slot_revive(s, t);
 	if (t->model && !t->wanted && !paused) {
 		r->model = t->model;
 		model_ref(r->model);
 	} else if (s->closing) {
 		problem_closing(p);
+	} else if (late) {
+		problem(p, 503, "model",
+		        "The device of the model '%.200s' has failed; it can be opened again in a "
+		        "few seconds. The last time: %s",
+		        t->name, t->lost_text);
+		p->code = "model_failed";
 	} else if (t->n_waiting >= (t->about.max_concurrent ? t->about.max_concurrent
 	                                                    : LLMC_DEFAULT_CONCURRENT_REQUESTS)) {
 		problem(p, 429, NULL, "The engine is overloaded, please try again later.");
@@ -257,7 +267,7 @@ some_failed(const Server *s)
 	bool failed = false;
 
 	for (int i = 0; i < s->n_slots; i++)
-		failed |= s->slot[i]->model && s->slot[i]->model->failed;
+		failed |= slot_failed(s->slot[i]);
 	return failed;
 }
 

@@ -775,3 +775,25 @@ def test_a_gpu_that_vanishes(serve, tiny_folder):
             assert s.stop()[0] == 0
             ended.append("lost" if lost else "well")
     assert {"start", "lost"} <= set(ended)
+
+
+def test_a_model_whose_gpu_failed_once_is_opened_again(serve, tiny_folder):
+    """It is reported as failed until the next request opens it again."""
+    options = ("--device", "cuda", "-t", "1", "--seqs", "4", "--context", "128")
+    body = {"prompt": "hello world", "max_tokens": 8, "temperature": 0}
+
+    def state(s):
+        return s.get("/v1/models").json()["data"][0]["status"]["value"], s.get("/health").status
+
+    with serve(tiny_folder, *options, env=environment("sm_75")) as s:
+        want = s.post("/v1/completions", body).json()["choices"]
+    with serve(tiny_folder, *options, env=environment("sm_75", LLMC_EMU_FAIL="350:719")) as s:
+        for _ in range(200):
+            r = s.post("/v1/completions", body)
+            if r.status != 200:
+                break
+        assert r.status == 500 and ", 719)" in r.text
+        assert state(s) == ("failed", 503)
+        assert s.post("/v1/completions", body).json()["choices"] == want
+        assert state(s) == ("loaded", 200)
+        assert s.stop()[0] == 0
