@@ -136,20 +136,16 @@ pack_path(const char *hex, Strbuf *dir, Strbuf *path, llmc_error *err)
 	                                   : LLMC_OK;
 }
 
-/* Delete temporary files whose processes have ended, in the folder of `path` only: files of other
- * models stay until such a model is packed again. On file systems with locks, a process holds a
- * lock on its temporary file of packed weights. Other temporary files are small and are deleted by
- * age. */
+/* Delete temporary files of a folder whose processes have ended. On file systems with locks, a
+ * process holds a lock on its temporary file of packed weights. Other temporary files are small and
+ * are deleted by age. */
 static void
-sweep(const char *path)
+sweep_folder(const char *dir)
 {
 	enum { STALE_S = 3600 };
-	const char *slash = strrchr(path, '/');
-	Strbuf dir = { 0 };
 	struct stat st;
+	DIR *d = opendir(dir);
 
-	strbuf_add(&dir, path, (size_t)(slash - path));
-	DIR *d = dir.failed ? NULL : opendir(strbuf_str(&dir));
 	for (struct dirent *e; d && (e = readdir(d)) != NULL;) {
 		const char *name = e->d_name;
 		if (!strstr(name, ".tmp."))
@@ -168,6 +164,27 @@ sweep(const char *path)
 	}
 	if (d)
 		closedir(d);
+}
+
+/* Delete the temporary files that ended processes left, of all models. */
+static void
+sweep(void)
+{
+	Strbuf all = { 0 }, dir = { 0 };
+
+	if (file_cache_dir(&all, NULL) == LLMC_OK)
+		strbuf_puts(&all, "/weights");
+	DIR *d = all.len && !all.failed ? opendir(strbuf_str(&all)) : NULL;
+	for (struct dirent *e; d && (e = readdir(d)) != NULL;) {
+		if (e->d_name[0] == '.')
+			continue;
+		file_join(&dir, strbuf_str(&all), e->d_name);
+		if (!dir.failed)
+			sweep_folder(strbuf_str(&dir));
+	}
+	if (d)
+		closedir(d);
+	strbuf_release(&all);
 	strbuf_release(&dir);
 }
 
@@ -176,7 +193,7 @@ pack_temporary(const char *path, Strbuf *tmp)
 {
 	struct stat st;
 
-	sweep(path);
+	sweep();
 	for (int tries = 0; tries < 8; tries++) {
 		strbuf_clear(tmp);
 		strbuf_printf(tmp, "%s.tmp.%ld.XXXXXX", path, (long)getpid());
@@ -251,6 +268,15 @@ pack_sum(void *data, int64_t bytes, Threads *threads)
 }
 
 llmc_status
+pack_open(const char *path, int *fd, struct stat *st, llmc_error *err)
+{
+	*fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (*fd < 0 || fstat(*fd, st) < 0)
+		return error_set(err, LLMC_E_IO, "%s: cannot open: %s", path, strerror(errno));
+	return file_check_stat(path, st, err);
+}
+
+llmc_status
 pack_cache_read(const char *hex, int64_t bytes, Threads *threads, void *data, bool *found,
                 llmc_error *err)
 {
@@ -266,14 +292,8 @@ pack_cache_read(const char *hex, int64_t bytes, Threads *threads, void *data, bo
 		/* not an error: there is no file yet, or no cache folder, which the later write
 		 * reports */
 		goto fail;
-	TRY_GOTO(file_check_trusted(strbuf_str(&path), err));
-	s.fd = open(strbuf_str(&path), O_RDONLY | O_CLOEXEC);
-	if (s.fd < 0) {
-		status = error_set(err, LLMC_E_IO, "%s: cannot open: %s", strbuf_str(&path),
-		                   strerror(errno));
-		goto fail;
-	}
-	if (fstat(s.fd, &st) == 0 && st.st_size == bytes + PACK_DATA_AT &&
+	TRY_GOTO(pack_open(strbuf_str(&path), &s.fd, &st, err));
+	if (st.st_size == bytes + PACK_DATA_AT &&
 	    pack_read_all(s.fd, (char *)&have, sizeof have, 0)) {
 		pack_header(&want, hex, bytes, have.data_sum);
 		if (!memcmp(&have, &want, sizeof want)) {

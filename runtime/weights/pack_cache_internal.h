@@ -2,6 +2,8 @@
 #ifndef LLMC_RUNTIME_WEIGHTS_PACK_CACHE_INTERNAL_H
 #define LLMC_RUNTIME_WEIGHTS_PACK_CACHE_INTERNAL_H
 
+#include <sys/stat.h>
+
 #include "base/file.h"
 #include "runtime/weights/weights.h"
 
@@ -20,9 +22,14 @@ void pack_header(PackHeader *h, const char *hex, int64_t bytes, uint64_t data_su
 /* Set dir to the folder of the key and path to its file. */
 llmc_status pack_path(const char *hex, Strbuf *dir, Strbuf *path, llmc_error *err);
 /* Create the temporary file path.tmp.*, which is locked until it is closed, and set tmp to its
- * name. First delete temporary files of processes that have ended: each is as large as the weights,
- * and a server that is killed while it packs may restart many times. -1: errno is set */
+ * name. First delete temporary files of processes that have ended, for all models: each is as large
+ * as the weights, and a server that is killed while it packs may restart many times. -1: errno is
+ * set */
 int pack_temporary(const char *path, Strbuf *tmp);
+/* Open a file of the cache for reading. The open file is checked, so that it cannot be exchanged
+ * after the check. E_IO: another user can write to it. The caller closes *fd, also after an error,
+ * unless it is -1. */
+llmc_status pack_open(const char *path, int *fd, struct stat *st, llmc_error *err);
 uint64_t pack_sum(void *data, int64_t bytes, Threads *threads);
 bool pack_read_all(int fd, char *to, size_t n, int64_t at);
 

@@ -102,14 +102,8 @@ pack_cache_map(const char *hex, int64_t bytes, bool writable, Threads *threads, 
 	*out = (FileMap){ 0 };
 	if (pack_path(hex, &dir, &path, NULL) != LLMC_OK || !file_exists(strbuf_str(&path)))
 		goto fail;
-	TRY_GOTO(file_check_trusted(strbuf_str(&path), err));
-	fd = open(strbuf_str(&path), O_RDONLY | O_CLOEXEC);
-	if (fd < 0) {
-		status = error_set(err, LLMC_E_IO, "%s: cannot open: %s", strbuf_str(&path),
-		                   strerror(errno));
-		goto fail;
-	}
-	if (fstat(fd, &st) == 0 && st.st_size == bytes + PACK_DATA_AT &&
+	TRY_GOTO(pack_open(strbuf_str(&path), &fd, &st, err));
+	if (st.st_size == bytes + PACK_DATA_AT &&
 	    pack_read_all(fd, (char *)&have, sizeof have, 0)) {
 		pack_header(&want, hex, bytes, have.data_sum);
 		ok = !memcmp(&have, &want, sizeof want) && map_file(fd, &st, writable, out) &&

@@ -83,6 +83,8 @@ def test_packed_weights(llmc_binary, model, tmp_path):
         out, _ = whole(llmc_binary, packed, LLMC_CACHE=str(cache))
         assert json.loads(out)["tokens"] == want
     # a killed process leaves a file as large as the weights, which the next one deletes
+    (cache / "weights/another-model").mkdir()
+    (cache / "weights/another-model/packed.tmp.1.abcdef").write_bytes(b"x")
     for f in (cache / "weights").rglob("packed"):
         f.with_name("packed.tmp.1.abcdef").write_bytes(b"x")
         f.unlink()
