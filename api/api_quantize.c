@@ -54,13 +54,15 @@ open_calibration(OutputFile *m, const llmc_quantize_options *o, bool looks, llmc
 	job->plan = m->model->plan;
 	if (!looks)
 		return LLMC_OK;
-	if (m->model->plan->hard_limit && o->window > m->model->plan->max_positions)
+	const int64_t most = m->model->plan->hard_limit ? m->model->plan->max_positions : INT32_MAX;
+	const int32_t window = o->window ? o->window : WINDOW < most ? WINDOW : (int32_t)most;
+	if (window > most)
 		return error_set(err, LLMC_E_RANGE, "window %d: the model has %lld positions",
-		                 o->window, (long long)m->model->plan->max_positions);
-	TRY(text_windows(m->model, o->text, o->n_bytes, "calibration", o->window, o->n_windows,
+		                 window, (long long)most);
+	TRY(text_windows(m->model, o->text, o->n_bytes, "calibration", window, o->n_windows,
 	                 &m->windows, err));
-	lim.context = lim.chunk = o->window;
-	lim.n_out = o->window / OUT_SHARE > 0 ? o->window / OUT_SHARE : 1;
+	lim.context = lim.chunk = window;
+	lim.n_out = window / OUT_SHARE > 0 ? window / OUT_SHARE : 1;
 	lim.n_threads = o->n_threads;
 	TRY(session_open(m->model->rt, &lim, &job->session, err));
 	job->calibration = calibration_new(m->model->plan, &m->arena);
@@ -176,7 +178,7 @@ run(OutputFile *m, const char *in, const char *out, const llmc_quantize_options 
 	if (o->bits == 0 || o->head)
 		TRY(quant_type(o->head ? o->head : "q6_k", &job->head, err));
 	TRY(method_of(o->method ? o->method : "gptq", &job->method, err));
-	if (o->window < 2 || o->n_windows < 1 || o->damp < 0 || !(o->damp <= 1))
+	if ((o->window && o->window < 2) || o->n_windows < 1 || o->damp < 0 || !(o->damp <= 1))
 		return error_set(err, LLMC_E_RANGE, "window, windows or damp out of range");
 	if (file_exists(out)) /* check this before the minutes that calibration takes */
 		return error_set(
@@ -237,7 +239,6 @@ llmc_quantize(const char *in, const char *out, const llmc_quantize_options *opt,
 	llmc_status status;
 
 	SIZED_TAKE(o, opt);
-	o.window = o.window ? o.window : WINDOW;
 	o.n_windows = o.n_windows ? o.n_windows : N_WINDOWS;
 	o.hessian_bytes = o.hessian_bytes ? o.hessian_bytes : (int64_t)512 << 20;
 	o.n_threads = o.n_threads ? o.n_threads : topology_threads();

@@ -79,7 +79,8 @@ quantize(int argc, char **argv)
 		  "into norms; weighted: importance only; nearest: rounding [gptq]" },
 		{ OPT_TEXT, 'f', "calibration", "FILE", &file,
 		  "calibration corpus; - is standard input [one that comes with llmc]" },
-		{ OPT_INT, 0, "window", "N", &o.window, "tokens per window of the corpus [512]" },
+		{ OPT_INT, 0, "window", "N", &o.window,
+		  "tokens per window of the corpus [512, or the positions of the model]" },
 		{ OPT_INT, 0, "windows", "N", &o.n_windows, "use the first N windows [64]" },
 		{ OPT_FLOAT, 0, "damp", "X", &o.damp,
 		  "fraction added to the diagonal of Hessians [6 * columns / tokens, within 0.03 "
