@@ -102,6 +102,8 @@ $(BUILD)/unit/%: $(BUILD)/tests/unit/%.o $(BUILD)/libllmc.a
 # fuzz_client includes two files of the command
 $(BUILD)/fuzz/fuzz_client: $(filter-out %/main.o %/load_generator.o %/settings.o,$(CLIO))
 
+$(BUILD)/fuzz/fuzz_placement: $(filter-out %/main.o,$(CLIO))
+
 # libFuzzer has its own main function.
 $(BUILD)/fuzz/%: $(BUILD)/tests/fuzz/%.o $(BUILD)/libllmc.a
 	@mkdir -p $(@D)
