@@ -41,7 +41,7 @@ OBJ   := $(SRC:%.c=$(BUILD)/%.o) $(BUILD)/embed.o
 CLI   := $(sort $(wildcard cli/*.c))
 CLIO  := $(CLI:%.c=$(BUILD)/%.o)
 UNIT  := $(patsubst tests/unit/%.c,$(BUILD)/unit/%,$(sort $(wildcard tests/unit/test_*.c)))
-EMBED := $(shell find configs templates -name '*.yaml' -o -name '*.txt' -o -name '*.c.in' -o -name '*.cu' -o -name '*.cu.in' -o -name '*.head' -o -name '*.h' 2>/dev/null) $(wildcard serve/pages/assets/* cli/*.html cli/*.1)
+EMBED := $(shell find configs templates -name '*.yaml' -o -name '*.txt' -o -name '*.jinja' -o -name '*.c.in' -o -name '*.cu' -o -name '*.cu.in' -o -name '*.head' -o -name '*.h' 2>/dev/null) $(wildcard serve/pages/assets/* cli/*.html cli/*.1)
 
 .PHONY: all lib help deps demo gpu-pack gpu-check nvrtc check check-all mutants check-build check-times check-steady coverage quick san san-build san-programs tsan tsan-build fuzz bench bench-peer bench-ranks bench-startup soak golden format install release release-tarball release-deb release-wheel clean unit smollm2
 all: $(BUILD)/llmc $(BUILD)/libllmc.so $(BUILD)/libllmc.a $(BUILD)/expand $(BUILD)/reference $(BUILD)/cached_cc $(BUILD)/pixels

@@ -416,7 +416,12 @@ open_tokenizer(llmc_model *m, SourceKind kind, const char *source, const llmc_op
 		log_line(opt->log, opt->log_user, absent ? LLMC_LOG_DEBUG : LLMC_LOG_WARNING,
 		         "no tokenizer, prompts are token ids: %s", why.text);
 	}
-	return LLMC_OK;
+	if (!opt->chat_template)
+		return LLMC_OK;
+	if (!m->tokenizer)
+		return error_set(err, LLMC_E_INPUT,
+		                 "the model has no tokenizer, so it cannot have a chat template");
+	return tokenizer_set_template(m->tokenizer, opt->chat_template, err);
 }
 
 /* Select the GPU of a process that a launcher started, by its rank on this host, among the named

@@ -57,6 +57,7 @@ typedef struct Command {
 typedef struct Common {
 	const char *device, *arch, *weights, *kv, *quantize, *lora, *out_dir;
 	const char *mmproj;        /* file with the vision tower of a GGUF model */
+	const char *chat_template; /* replaces that of the model; NULL: none */
 	const char *device_option; /* option that sets device, for messages; NULL: --device */
 	/* draft that the model is opened for: "mtp" or a path; NULL: none */
 	const char *draft;
@@ -99,6 +100,14 @@ typedef struct Common {
 	  &(c).mmproj,                                                                             \
 	  "vision tower of a GGUF model, a file or a name as of a model "                          \
 	  "[the file mmproj*.gguf next to the model]" }
+#define OPT_CHAT_TEMPLATE(c)                                                                       \
+	{ OPT_TEXT,                                                                                \
+	  0,                                                                                       \
+	  "chat-template",                                                                         \
+	  "NAME|FILE",                                                                             \
+	  &(c).chat_template,                                                                      \
+	  "Jinja template instead of the model's own: a file, its text, or chatml, command-r, "    \
+	  "gemma, llama2, llama3, phi3, vicuna, zephyr [the model's]" }
 #define OPT_ALLOW_UNKNOWN_KEYS(flag)                                                               \
 	{ OPT_FLAG,                                                                                \
 	  0,                                                                                       \

@@ -53,6 +53,7 @@ parse(int argc, char **argv, Chat *h)
 	Opt opt[] = {
 		{ OPT_GROUP, 0, "Chat", NULL, NULL, NULL },
 		{ OPT_TEXT, 0, "system", "TEXT", &h->system, "system message" },
+		OPT_CHAT_TEMPLATE(h->c),
 		OPT_SAMPLING_BY(smp->by, "model: the model's own advice, where its files have "
 		                         "some, is the default of sampling options; neutral: the "
 		                         "values below are [model]"),

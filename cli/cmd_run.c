@@ -224,6 +224,7 @@ parse(int argc, char **argv, Run *r)
 		{ OPT_FLAG, 0, "chat", NULL, &r->chat,
 		  "send the prompt as a user message through the chat template" },
 		{ OPT_TEXT, 0, "system", "TEXT", &r->system, "system message, with --chat" },
+		OPT_CHAT_TEMPLATE(r->c),
 		{ OPT_LIST, 0, "image", "FILE", &r->images,
 		  "image of the prompt, for a model with a vision tower; may be repeated. Images "
 		  "come first in the message" },

@@ -9,6 +9,10 @@
 #define ALWAYS "this is always on; leave the option out"
 #define KV_TYPE "keys and values have one type; use --kv, for example --kv int8"
 #define TOWER "the vision tower is used only with --image; leave the option out"
+#define EMBEDDING                                                                                  \
+	"an embedding model serves /v1/embeddings by itself; for another one use --set "           \
+	"head.kind=hidden --set pool.kind=mean"
+#define TOOLS "the server runs no tools; clients run those of their requests"
 #define COPIED                                                                                     \
 	"weights are packed into memory when the model opens, not mapped; leave the option out"
 
@@ -85,6 +89,31 @@ static const ForeignOption foreign[] = {
 	{ "-fa", NULL, ALWAYS },
 	{ "--flash-attn", NULL, ALWAYS },
 	{ "--jinja", NULL, ALWAYS },
+	{ "--no-jinja", NULL, "templates are always Jinja; --chat-template replaces the model's" },
+	{ "--chat-template-file", "chat-template", NULL },
+	{ "--default-chat-template-kwargs", "chat-template-kwargs", NULL },
+	{ "--reasoning", NULL, "use --chat-template-kwargs '{\"enable_thinking\": false}'" },
+	{ "-rea", NULL, "use --chat-template-kwargs '{\"enable_thinking\": false}'" },
+	{ "--reasoning-budget", NULL, "set thinking_token_budget in the request" },
+	{ "--reasoning-format", NULL, "set reasoning_format in the request" },
+	{ "--embedding", NULL, EMBEDDING },
+	{ "--embeddings", NULL, EMBEDDING },
+	{ "--reranking", NULL, "/v1/rerank works with any model; leave the option out" },
+	{ "--rerank", NULL, "/v1/rerank works with any model; leave the option out" },
+	{ "--pooling", NULL, "use --set pool.kind=mean, last or cls, or pooling in the request" },
+	{ "--metrics", NULL, ALWAYS },
+	{ "--slots", NULL, ALWAYS },
+	{ "--cors-origins", "allow-origin", NULL },
+	{ "--slot-save-path", "prefix-dir", NULL },
+	{ "--sleep-idle-seconds", "sleep-after", NULL },
+	{ "--timeout", "request-timeout", NULL },
+	{ "-to", "request-timeout", NULL },
+	{ "--context-shift", NULL, "an answer ends with the context; use a larger --context" },
+	{ "--media-path", NULL, "send images as data: URLs, or use --allow-image-urls" },
+	{ "--tools", NULL, TOOLS },
+	{ "--mcp-servers-config", NULL, TOOLS },
+	{ "--no-webui", NULL, "the page needs no option; it is served at /chat" },
+	{ "--no-ui", NULL, "the page needs no option; it is served at /chat" },
 	{ "-cb", NULL, ALWAYS },
 	{ "--cont-batching", NULL, ALWAYS },
 	{ "--enable-prefix-caching", NULL, ALWAYS },

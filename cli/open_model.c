@@ -138,6 +138,7 @@ options_of(const Common *c, bool no_weights, OpenOptions *out, llmc_error *err)
 	o->trust_artifact = c->trust_artifact;
 	o->images = c->images_if_any;
 	o->mmproj = c->mmproj;
+	o->chat_template = c->chat_template;
 	o->draft = c->draft;
 	o->draft_of = c->draft_of;
 	o->no_fit = c->fit_mode && !strcmp(c->fit_mode, "never");

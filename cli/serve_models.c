@@ -97,9 +97,9 @@ serve_models(const Command *cmd, const Common *c, const char *first, const List 
 	if (model_name && n_base > 1)
 		return opt_usage_error(cmd, "--model-name works only with one model; name each of "
 		                            "several with --model NAME=PATH");
-	if (model_name) {
+	if (model_name && *model_name != ',') { /* further names follow a comma */
 		free(all->model[0]->name);
-		all->model[0]->name = strdup(model_name);
+		all->model[0]->name = strndup(model_name, strcspn(model_name, ","));
 	}
 	if (n_base > 1 && (c->weights || c->out_dir))
 		return opt_usage_error(cmd, "%s goes with one model",

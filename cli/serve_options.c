@@ -37,7 +37,8 @@ static Opt opt[] = {
 	  "without a key, further Host names to accept: a.b,c.d or * [addresses, "
 	  "localhost]" },
 	{ OPT_TEXT, 0, "model-name", "NAME", &given.model_name,
-	  "name of the model in the API [its own name]" },
+	  "name of the model in the API; further names after commas, and * for any [its own "
+	  "name]" },
 	{ OPT_TEXT, 0, "config", "FILE", &given.config,
 	  "YAML file of these options, one per line: 'port: 8000'" },
 	{ OPT_GROUP, 0, "Models", NULL, NULL, NULL },
@@ -73,6 +74,10 @@ static Opt opt[] = {
 	{ OPT_TEXT, 0, "special-tokens-in-content", "KIND", &given.special,
 	  "special tokens in messages, names, tools and tool results: special, as in the "
 	  "reference implementations, or text [special]" },
+	OPT_CHAT_TEMPLATE(given.c),
+	{ OPT_TEXT, 0, "chat-template-kwargs", "JSON", &given.so.chat_template_kwargs,
+	  "variables of the chat template that requests omit, such as {\"enable_thinking\": "
+	  "false} [none]" },
 	OPT_ADDITIONAL(given.additional,
 	               "whether objects of a schema without additionalProperties may have "
 	               "unlisted properties: auto (if it names its dialect with $schema), closed "
@@ -292,6 +297,12 @@ serve_options(const Command *cmd, int argc, char **argv, ServeArgs **out)
 	if ((a->c.draft || a->c.mmproj) && (a->all.n > 1 || found))
 		return opt_usage_error(cmd, "--%s works only with one model",
 		                       a->c.draft ? "draft" : "mmproj");
+	a->so.aliases = a->model_name ? strchr(a->model_name, ',') : NULL;
+	if (a->so.aliases)
+		a->so.aliases++;
+	if (found && a->so.aliases && strchr(a->so.aliases, '*'))
+		return opt_usage_error(cmd, "--model-name NAME,* goes with one model, not with %s",
+		                       a->so.models_dir ? "--models-dir" : "--models-pulled");
 	if (found && (a->c.weights || a->c.out_dir))
 		return opt_usage_error(cmd, "%s goes with one model, not with %s",
 		                       a->c.weights ? "--weights" : "--artifact",

@@ -166,6 +166,9 @@ typedef struct llmc_options {
 	 * embedding and output matrix that the checkpoint lacks. Only read during the call. NULL:
 	 * path is no draft checkpoint */
 	const llmc_model *draft_of;
+	/* Jinja template that replaces the model's chat template: a file, the name of one of the
+	 * library's (chatml, ...), or a source text with {{ or {%; NULL: the model's */
+	const char *chat_template;
 } llmc_options;
 
 /* ---- models by name ---- */
@@ -1446,6 +1449,11 @@ typedef struct llmc_serve_options {
 	const struct llmc_serve_model *found;
 	/* folder from which POST /v1/weights may replace weights in place [not allowed] */
 	const char *weights_dir;
+	/* further names of the first model: "a,b"; "*" is any name of no other model, and not with
+	 * models_dir and models_pulled [none] */
+	const char *aliases;
+	/* variables of chat templates that requests omit: a JSON object [none] */
+	const char *chat_template_kwargs;
 } llmc_serve_options;
 
 /* Model that the server opens and closes as needed. All that it points to must stay unchanged until

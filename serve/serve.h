@@ -122,10 +122,11 @@ struct llmc_server {
 	Slot *slot[MAX_MODELS]; /* the first is the default model */
 	int n_slots;            /* only grows, under the lock */
 	bool nameless;          /* slot[0] is no model: there are only those of the catalogue */
-	ServedModel *retired;   /* closed when they have no users */
-	bool paused_all;        /* all models are paused, also those that are still to be added */
-	Queue sleepers;         /* /sleep calls to answer then */
-	Queue pausers;          /* /pause calls to answer when the paused models run nothing */
+	struct json_t *template_defaults; /* variables of chat templates; NULL: none */
+	ServedModel *retired;             /* closed when they have no users */
+	bool paused_all; /* all models are paused, also those that are still to be added */
+	Queue sleepers;  /* /sleep calls to answer then */
+	Queue pausers;   /* /pause calls to answer when the paused models run nothing */
 	struct PendingAdapter *adding; /* adapters to be added by the manager thread */
 	int n_replacing;               /* threads of POST /v1/weights, which signal `idle` */
 	uint64_t n_wanted;             /* number of requests for an engine so far; orders them */

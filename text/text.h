@@ -290,6 +290,7 @@ llmc_status text_render(const char *source, size_t n, const char *name, const ch
                         char **out, size_t *n_out,
                         llmc_error *err); /* *out is released with free() */
 
+/* out NULL: only the syntax is checked. */
 llmc_status text_render_vars(const char *source, size_t n, const char *name, const json_t *vars,
                              Strbuf *out, llmc_error *err);
 
@@ -330,6 +331,9 @@ void eos_add(llmc_tokenizer *t, int32_t id);
 llmc_status added_add(llmc_tokenizer *t, AddedToken a, llmc_error *err);
 /* llmc_tokenizer_open; *absent: the folder or file has no tokenizer, so the error is no fault */
 llmc_status tokenizer_open(const char *path, llmc_tokenizer **out, bool *absent, llmc_error *err);
+/* Replace the chat template by the one in a file, one of configs/chat_templates/ by its name, or a
+ * template's own source. E_INPUT: `what` is none of these, or its syntax is wrong. */
+llmc_status tokenizer_set_template(llmc_tokenizer *t, const char *what, llmc_error *err);
 /* Last step of every loader: finds byte ids, builds the matcher of added tokens, sets limits. */
 llmc_status tokenizer_finish(llmc_tokenizer *t, llmc_error *err);
 llmc_status json_load_pipeline(llmc_tokenizer *t, json_t *root,

@@ -13,7 +13,9 @@ def files():
         for folder, dirs, names in os.walk(top):
             dirs.sort()
             for name in sorted(names):
-                if name.endswith((".yaml", ".c.in", ".cu.in", ".head", ".cu", ".h", ".txt")):
+                if name.endswith(
+                    (".yaml", ".c.in", ".cu.in", ".head", ".cu", ".h", ".txt", ".jinja")
+                ):
                     yield os.path.join(folder, name)
     page = "serve/pages/assets"
     for name in sorted(os.listdir(page)):

@@ -363,6 +363,18 @@ leave_open(const json_t *messages, char *text, size_t *n, Problem *p)
 	               "The last message has no text to continue.");
 }
 
+const char *
+template_reserved(const json_t *kwargs)
+{
+	static const char *const names[] = { "messages", "tools", "add_generation_prompt",
+		                             "chat_template" };
+
+	for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+		if (json_object_get(kwargs, names[i]))
+			return names[i];
+	return NULL;
+}
+
 bool
 chat_render(ServedModel *model, const json_t *o, json_t *tools, ChatImages *images, char **text,
             size_t *n, Problem *p)
@@ -432,22 +444,22 @@ chat_render(ServedModel *model, const json_t *o, json_t *tools, ChatImages *imag
 			goto out;
 		json_array_append_new(messages, m);
 	}
+	json_object_foreach (model->srv->template_defaults, key, value)
+		json_object_set_new(options, key, json_deep_copy(value));
 	if (effort) { /* vLLM passes both; chat_template_kwargs override them */
 		json_object_set_new(options, "reasoning_effort", json_string(effort));
 		json_object_set_new(options, "enable_thinking",
 		                    json_boolean(strcmp(effort, "none") != 0));
 	}
-	json_object_foreach (kwargs, key, value) {
-		if (!strcmp(key, "messages") || !strcmp(key, "tools") ||
-		    !strcmp(key, "add_generation_prompt") || !strcmp(key, "chat_template")) {
-			problem(p, 400, "chat_template_kwargs",
-			        "'chat_template_kwargs' cannot set '%s': pass it as a field of the "
-			        "request.",
-			        key);
-			goto out;
-		}
-		json_object_set(options, key, value);
+	if ((key = template_reserved(kwargs)) != NULL) {
+		problem(p, 400, "chat_template_kwargs",
+		        "'chat_template_kwargs' cannot set '%s': pass it as a field of the "
+		        "request.",
+		        key);
+		goto out;
 	}
+	json_object_foreach (kwargs, key, value)
+		json_object_set(options, key, value);
 	json_object_set_new(options, "add_generation_prompt", json_boolean(generate));
 	if (json_is_array(documents))
 		json_object_set(options, "documents", documents);

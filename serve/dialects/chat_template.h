@@ -11,6 +11,8 @@ bool chat_break(ServedModel *model, json_t *messages, json_t **options, json_t *
 /* Return the forms of contents (PARTS_...) that the template in `options`, else the model's own,
  * reads. */
 int chat_forms(ServedModel *model, const json_t *options);
+/* Return a variable of the template that is a field of requests; NULL: there is none. */
+const char *template_reserved(const json_t *kwargs);
 /* Apply the template. Contents are passed as strings with placeholders, or as lists of parts, as
  * `forms` has it. Null contents may become "". *text is malloc'd. */
 bool chat_apply(ServedModel *model, json_t *messages, const json_t *options, int forms, char **text,

@@ -27,6 +27,24 @@ info_problem(Req *r, const Problem *p)
 	(is_anthropic(r) ? anthropic_problem : openai_problem)(r, p);
 }
 
+/* Append the further names of the first model, without "*"; lock held. */
+static void
+put_aliases(const Server *s, const Slot *t, Strbuf *b)
+{
+	int n = 0;
+
+	strbuf_putc(b, '[');
+	for (const char *at = t == s->slot[0] ? s->opt.aliases : NULL; at && *at;) {
+		const size_t len = strcspn(at, ",");
+		if (len && !(len == 1 && *at == '*')) {
+			strbuf_puts(b, n++ ? "," : "");
+			json_str(b, at, len);
+		}
+		at += len + (at[len] == ',');
+	}
+	strbuf_putc(b, ']');
+}
+
 /* Append OpenAI's form; max_model_len is vLLM's, architecture OpenRouter's, meta llama.cpp's. */
 static void
 one_model(const Server *s, const Slot *t, Strbuf *b) /* lock held */
@@ -35,8 +53,10 @@ one_model(const Server *s, const Slot *t, Strbuf *b) /* lock held */
 
 	json_printf(b,
 	            "{\"id\":%s,\"object\":\"model\",\"created\":%lld,\"owned_by\":\"llmc\","
-	            "\"root\":%s,\"parent\":%s,\"status\":",
+	            "\"root\":%s,\"parent\":%s,\"aliases\":",
 	            t->name, (long long)s->started, t->unread ? t->name : i->name, t->parent);
+	put_aliases(s, t, b);
+	strbuf_puts(b, ",\"status\":");
 	slot_status(t, b);
 	json_printf(b, ",\"weights\":{\"version\":%lld,\"name\":%s}",
 	            t->model ? (long long)t->model->n_replaced : 0LL,

@@ -255,19 +255,6 @@ put_part(const Generation *g, const SubRequest *sub, const Choice *c, Strbuf *b,
 	              g->hide_new ? 0 : c->n_new, (int)sub->n_tok);
 }
 
-static void
-put_prompt(const Generation *g, const SubRequest *sub, Strbuf *b)
-{
-	Problem p = { 0 };
-	char *text = NULL;
-	size_t n = 0;
-
-	if (g->model->back.tok && !detokenize_prompt(g->model, sub->tok, sub->n_tok, &text, &n, &p))
-		b->failed = true;
-	json_str(b, text ? text : "", n);
-	free(text);
-}
-
 /* Append the object of a choice that has ended. */
 static void
 put_end(const Generation *g, const SubRequest *sub, const Choice *c, Strbuf *b, const char *text,
@@ -283,7 +270,7 @@ put_end(const Generation *g, const SubRequest *sub, const Choice *c, Strbuf *b, 
 	json_printf(b, ",\"model\":%s,\"generation_settings\":", g->model->name);
 	strbuf_add(b, strbuf_str(&g->asked), g->asked.len);
 	strbuf_puts(b, ",\"prompt\":");
-	put_prompt(g, sub, b);
+	openai_put_prompt(g, sub, b);
 	strbuf_printf(b, ",\"has_new_line\":%s,\"truncated\":%s",
 	              c->text.len && memchr(c->text.data, '\n', c->text.len) ? "true" : "false",
 	              full ? "true" : "false");

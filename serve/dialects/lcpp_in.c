@@ -56,7 +56,8 @@ lcpp_translate(const json_t *in, Problem *p)
 
 	if (is_random_seed(json_object_get(out, "seed")))
 		json_object_del(out, "seed");
-	json_object_del(out, "stream_options");
+	json_object_del(out, "stream_options"); /* these two are of OpenAI's routes */
+	json_object_del(out, "verbose");
 	if (json_is_string(stop) && !json_string_length(stop))
 		json_object_del(out, "stop");
 	if (json_is_array(stop))

@@ -15,7 +15,8 @@ typedef struct OpenAi { /* per-generation state of the dialect */
 	time_t created;
 	bool include_usage, echo, logprobs;
 	bool is_chat; /* parts of the prompt follow the choices instead of being in them */
-	bool token_ids, tokens_as_ids, usage_per_frame, timings_per_token; /* request fields */
+	bool token_ids, tokens_as_ids, usage_per_frame, timings_per_token,
+	    verbose; /* request fields */
 	/* tokens of a prompt that are kept; -1: as many as fit; NO_CUT: all, a longer one is an
 	 * error */
 	int32_t keep;
@@ -107,6 +108,10 @@ void openai_prompt_logprobs(const Generation *g, const SubRequest *sub, Strbuf *
 void openai_chat_prompt(const Generation *g, Strbuf *b); /* after the choices of a whole chat */
 /* Append llama.cpp's timings: of all choices, or of one that has ended. */
 void openai_timings(const Generation *g, bool last, Strbuf *b);
+/* Append llama.cpp's __verbose with the prompt, if the request has the field. */
+void openai_verbose(const Generation *g, const SubRequest *sub, Strbuf *b);
+/* Append the prompt of a sub-request as a JSON string, with its special tokens. */
+void openai_put_prompt(const Generation *g, const SubRequest *sub, Strbuf *b);
 void openai_choice_timings(const Generation *g, const SubRequest *sub, const Choice *c, Strbuf *b);
 void openai_frame_extensions(const Generation *g, Choice *c, bool last, Strbuf *b);
 

@@ -449,6 +449,7 @@ on_done(Generation *g)
 	openai_usage(g, &b);
 	openai_chat_prompt(g, &b);
 	openai_timings(g, true, &b);
+	openai_verbose(g, &g->sub[0], &b);
 	strbuf_putc(&b, '}');
 	req_answer(g->req, 200, type_json, &b);
 }

@@ -330,6 +330,7 @@ on_done(Generation *g)
 	strbuf_puts(&b, "],");
 	openai_usage(g, &b);
 	openai_timings(g, true, &b);
+	openai_verbose(g, &g->sub[0], &b);
 	strbuf_putc(&b, '}');
 	req_answer(g->req, 200, type_json, &b);
 }

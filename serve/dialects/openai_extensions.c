@@ -145,6 +145,7 @@ openai_read_extensions(Generation *g, const json_t *o, Problem *p)
 	if (!field_bool(o, "return_token_ids", &own->token_ids, p) ||
 	    !field_bool(o, "return_tokens_as_token_ids", &own->tokens_as_ids, p) ||
 	    !field_bool(o, "timings_per_token", &own->timings_per_token, p) ||
+	    !field_bool(o, "verbose", &own->verbose, p) ||
 	    !field_bool(so, "continuous_usage_stats", &own->usage_per_frame, p) ||
 	    !field_int(o, "prompt_logprobs", 0, LLMC_MAX_TOP, &top, NULL, p))
 		return false;
@@ -350,6 +351,29 @@ openai_choice_timings(const Generation *g, const SubRequest *sub, const Choice *
 	            g->hide_new ? 0 : c->n_new, c->prefill_s, c->decode_s);
 }
 
+void
+openai_put_prompt(const Generation *g, const SubRequest *sub, Strbuf *b)
+{
+	Problem p = { 0 };
+	char *text = NULL;
+	size_t n = 0;
+
+	if (g->model->back.tok && !detokenize_prompt(g->model, sub->tok, sub->n_tok, &text, &n, &p))
+		b->failed = true;
+	json_str(b, text ? text : "", n);
+	free(text);
+}
+
+void
+openai_verbose(const Generation *g, const SubRequest *sub, Strbuf *b)
+{
+	if (!openai_own(g)->verbose)
+		return;
+	strbuf_puts(b, ",\"__verbose\":{\"prompt\":");
+	openai_put_prompt(g, sub, b);
+	strbuf_printf(b, ",\"tokens_evaluated\":%d}", (int)sub->n_tok);
+}
+
 /* Append what a frame has after its choice. */
 void
 openai_frame_extensions(const Generation *g, Choice *c, bool last, Strbuf *b)
@@ -370,4 +394,6 @@ openai_frame_extensions(const Generation *g, Choice *c, bool last, Strbuf *b)
 		strbuf_puts(b, ",\"usage\":null");
 	if (last || own->timings_per_token)
 		openai_timings(g, last, b);
+	if (last)
+		openai_verbose(g, sub, b);
 }

@@ -8,6 +8,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "serve/dialects/chat_template.h"
+#include "base/json.h"
 #include "serve/batch/batch.h"
 #include "serve/http/api_keys.h"
 #include "serve/http/trace.h"
@@ -81,6 +83,28 @@ listen_on(Server *s, llmc_error *err)
 }
 
 static llmc_status
+take_template_defaults(Server *s, llmc_error *err)
+{
+	const char *text = s->opt.chat_template_kwargs, *key = NULL;
+	json_error_t why;
+
+	s->opt.chat_template_kwargs = NULL; /* the text is not kept */
+	if (!text || !*text)
+		return LLMC_OK;
+	s->template_defaults = json_parse(text, strlen(text), 0, &why, NULL);
+	if (!s->template_defaults)
+		return error_set(err, LLMC_E_INPUT, "chat_template_kwargs: %s", why.text);
+	if (!json_is_object(s->template_defaults))
+		return error_set(err, LLMC_E_INPUT,
+		                 "chat_template_kwargs: expected a JSON object such as "
+		                 "{\"enable_thinking\": false}");
+	if ((key = template_reserved(s->template_defaults)) != NULL)
+		return error_set(err, LLMC_E_INPUT,
+		                 "chat_template_kwargs: '%s' is a field of requests", key);
+	return LLMC_OK;
+}
+
+static llmc_status
 set_options(Server *s, const llmc_serve_options *in, llmc_error *err)
 {
 	llmc_serve_options *o = &s->opt;
@@ -98,6 +122,8 @@ set_options(Server *s, const llmc_serve_options *in, llmc_error *err)
 	o->batch_dir = o->batch_dir && *o->batch_dir ? strdup(o->batch_dir) : NULL;
 	o->weights_dir = o->weights_dir && *o->weights_dir ? strdup(o->weights_dir) : NULL;
 	o->models_dir = o->models_dir && *o->models_dir ? strdup(o->models_dir) : NULL;
+	o->aliases = o->aliases && *o->aliases ? strdup(o->aliases) : NULL;
+	TRY(take_template_defaults(s, err));
 	if (o->otlp)
 		TRY(trace_open(s, o->otlp, &s->trace, err));
 	o->otlp = NULL;
@@ -311,6 +337,8 @@ server_close(Server *s)
 	free((char *)(uintptr_t)s->opt.allow_image_urls);
 	free((char *)(uintptr_t)s->opt.batch_dir);
 	free((char *)(uintptr_t)s->opt.models_dir);
+	free((char *)(uintptr_t)s->opt.aliases);
+	json_decref(s->template_defaults);
 	free((char *)(uintptr_t)s->opt.weights_dir);
 	keys_close(s->keys);
 	free(s);

@@ -149,6 +149,22 @@ slot_shown(Server *s)
 	return only ? only : s->slot[0];
 }
 
+/* Report whether a name is a further one of the first model. */
+static bool
+is_alias(const Server *s, const char *name)
+{
+	const size_t len = strlen(name);
+
+	for (const char *at = s->opt.aliases; !s->nameless && at && *at;) {
+		const size_t n = strcspn(at, ",");
+		if ((n == len && !memcmp(at, name, n)) ||
+		    (n == 1 && *at == '*' && !catalogue_is_on(s)))
+			return true;
+		at += n + (at[n] == ',');
+	}
+	return false;
+}
+
 Slot *
 slot_find(Server *s, const char *name)
 {
@@ -159,6 +175,8 @@ slot_find(Server *s, const char *name)
 		if (!s->slot[i]->removed && (slot_is_named(s->slot[i]->name, name) ||
 		                             slot_is_named(s->slot[i]->name, bare)))
 			return s->slot[i];
+	if (is_alias(s, name))
+		return s->slot[0];
 	return !is_address_only(name) ? NULL : s->nameless ? only_slot(s) : s->slot[0];
 }
 

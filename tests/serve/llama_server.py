@@ -17,6 +17,9 @@ SAME = {
     "--threads": "--threads",
     "--api-key": "--api-key",
     "--models-dir": "--models-dir",
+    "--chat-template": "--chat-template",
+    "--chat-template-file": "--chat-template",
+    "--cors-origins": "--allow-origin",
 }
 # options with a value that change nothing here: the model, sampling defaults, sizes of buffers
 DROPPED = {
@@ -31,7 +34,6 @@ DROPPED = {
     "--cache-ram",
     "-fa",
     "--reasoning-format",
-    "--reasoning",
     "--n-predict",
 }
 # flags for what the server always does
@@ -53,14 +55,17 @@ IMPLIED = {
 
 def translate(args):
     """The arguments of llmc serve, or the option that has no counterpart."""
-    out, slots, context = [], 1, None
+    out, slots, context, names = [], 1, None, ""
     args = list(args)
     while args:
         name = args.pop(0)
         if name in IMPLIED:
             continue
         if name == "--alias":
-            out += ["--model-name", args.pop(0).split(",")[0]]
+            names = args.pop(0)
+        elif name == "--reasoning":
+            if args.pop(0) == "off":
+                out += ["--chat-template-kwargs", '{"enable_thinking": false}']
         elif name == "--ctx-size":
             context = int(args.pop(0))
         elif name in SAME:
@@ -70,6 +75,8 @@ def translate(args):
             args.pop(0)
         else:
             return None, name
+    if "--models-dir" not in out:
+        out += ["--model-name", names + ",*"]  # llama-server answers to any name
     if context:
         out += ["--context", str(max(context // slots, 64))]
     return out, None

@@ -1,20 +1,18 @@
-"""pytest plugin for llama.cpp's server tests: they run llmc serve under OpenAI's paths and the served
-model's name, download nothing, and give up after a while.
+"""pytest plugin for llama.cpp's server tests: they download nothing, give up after a while, and send
+as fields what llama-server has as options.
 """
 
 import requests
 import utils  # a module of llama.cpp's tests
 
-PATHS = {"/chat/completions": "/v1/chat/completions", "/responses": "/v1/responses"}
 HANG = 120
+LENGTHS = ("n_predict", "max_tokens", "max_completion_tokens", "max_output_tokens")
+# routes whose answers --n-predict limits
+GENERATING = ("/completion", "/completions", "/v1/completions", "/infill")
+CHATS = ("/chat/completions", "/v1/chat/completions")
 
 utils.ServerPreset.load_all = staticmethod(lambda: None)
-make_url = utils.ServerProcess.make_url
 send = requests.Session.request
-
-
-def openais_path(self, path, *args):
-    return make_url(self, PATHS.get(path, path), *args)
 
 
 def bounded(self, *args, **options):
@@ -22,18 +20,21 @@ def bounded(self, *args, **options):
     return send(self, *args, **options)
 
 
-def with_served_model(method):
-    """llama-server answers to any name of a model."""
+def with_options(method):
+    """The fields of the options --n-predict and --verbose."""
 
     def call(self, verb, path, data=None, *args, **options):
-        if isinstance(data, dict) and "model" in data and self.model_alias:
-            data = {**data, "model": self.model_alias.split(",")[0]}
+        if isinstance(data, dict) and path in (*GENERATING, *CHATS):
+            data = dict(data)
+            if (self.n_predict or 0) > 0 and not any(n in data for n in LENGTHS):
+                data["n_predict"] = self.n_predict
+            if self.debug and path in CHATS:
+                data.setdefault("verbose", True)
         return method(self, verb, path, data, *args, **options)
 
     return call
 
 
 for name in ("make_request", "make_stream_request"):
-    setattr(utils.ServerProcess, name, with_served_model(getattr(utils.ServerProcess, name)))
-utils.ServerProcess.make_url = openais_path
+    setattr(utils.ServerProcess, name, with_options(getattr(utils.ServerProcess, name)))
 requests.Session.request = bounded

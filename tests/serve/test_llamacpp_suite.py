@@ -30,8 +30,14 @@ def results(report):
 
 
 def run(sources, folder, model, skipped):
-    """Run the tests in a copy of their folder, which they write to."""
+    """Run the tests in a copy of their folder, which they write to. They find chat templates by a
+    path from there."""
+    top = folder
+    folder = top / "tools" / "server" / "tests"
     shutil.copytree(sources, folder)
+    templates = os.path.join(sources, *[".."] * 3, "models", "templates")
+    if os.path.isdir(templates):
+        shutil.copytree(templates, top / "models" / "templates")
     (folder / "wget.py").write_text("")  # they import it for models that are not downloaded here
     report = folder / "report.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "llamacpp_plugin"]

@@ -330,6 +330,8 @@ run(Jinja *j, const json_t *vars, Buf *out)
 	jinja_lex(j);
 	AstNode *root = jinja_parse(j);
 	j->out = out;
+	if (!out)
+		return;
 	exec(j, inner(j, context), root);
 }
 
@@ -342,7 +344,9 @@ guarded(Jinja *j, const json_t *vars, Strbuf *out)
 		return error_set(&j->err, LLMC_E_MEMORY, "out of memory");
 	if (setjmp(j->fail))
 		return j->err.code;
-	run(j, vars, &buf);
+	run(j, vars, out ? &buf : NULL);
+	if (!out)
+		return LLMC_OK;
 	strbuf_add(out, buf_span(&buf).s, buf_span(&buf).n);
 	return out->failed ? error_set(&j->err, LLMC_E_MEMORY, "out of memory") : LLMC_OK;
 }

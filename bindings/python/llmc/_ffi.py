@@ -71,6 +71,7 @@ class Options(Sized):
         ("mmproj", C.c_char_p),
         ("draft", C.c_char_p),
         ("draft_of", C.c_void_p),
+        ("chat_template", C.c_char_p),
     ]
 
 

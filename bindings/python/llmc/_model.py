@@ -86,6 +86,7 @@ class Model(Handle):
         mmproj: str | os.PathLike[str] | None = None,
         draft: str | os.PathLike[str] | None = None,
         draft_of: Model | None = None,
+        chat_template: str | os.PathLike[str] | None = None,
     ) -> None:
         """Open a model; the options are those of llmc_options.
 
@@ -98,7 +99,8 @@ class Model(Handle):
         memory for its part of a model on two devices; 0: what is free. mmproj: file with the vision
         tower of a GGUF model, which is then opened with images. draft: open the
         model with the rows that this draft reads, "mtp" or the path of a draft checkpoint.
-        draft_of: path is such a checkpoint of that model."""
+        draft_of: path is such a checkpoint of that model. chat_template: a Jinja template instead
+        of the model's own: a file, a name such as "chatml", or its source text."""
         use_zig()
         if isinstance(set, Mapping):
             set = [f"{k}={_setting(v)}" for k, v in set.items()]
@@ -108,6 +110,9 @@ class Model(Handle):
             weights=None if weights is None else path_bytes("weights", weights),
             out_dir=None if out_dir is None else path_bytes("out_dir", out_dir),
             mmproj=None if mmproj is None else path_bytes("mmproj", mmproj),
+            chat_template=None
+            if chat_template is None
+            else path_bytes("chat_template", chat_template),
             set=_handle.strings("set", set),
             log=log_function(log),
             mpi_comm=None if mpi_comm is None else _handle.integer("mpi_comm", mpi_comm, 1, 2**64),
