@@ -61,7 +61,7 @@ bool
 sample_infill(const SampleScratch *m, const ChainOwner *own, int32_t n)
 {
 	Candidate *cand = m->cand;
-	const double all = sample_sum(cand, n);
+	const double all = candidates_sum(cand, n);
 	double ends = 0;
 	int32_t others;
 	Piece *piece;
@@ -79,7 +79,7 @@ sample_infill(const SampleScratch *m, const ChainOwner *own, int32_t n)
 	}
 	const int32_t compared = n < COMBINED ? n : COMBINED;
 	if (own->tok) {
-		sample_sort(cand, n, compared);
+		candidates_sort(cand, n, compared);
 		piece = calloc((size_t)compared, sizeof *piece);
 		if (!piece)
 			return false;
@@ -96,7 +96,7 @@ sample_infill(const SampleScratch *m, const ChainOwner *own, int32_t n)
 			m->work[own->end] = 0;
 		return true;
 	}
-	keep(own, cand, n, sample_sum(cand, n) / (others + 1));
+	keep(own, cand, n, candidates_sum(cand, n) / (others + 1));
 	for (int32_t i = 0; i < n; i++)
 		/* combined weights only select tokens: the tokens keep their logits */
 		if (!(cand[i].v > 0))

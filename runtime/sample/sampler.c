@@ -31,7 +31,7 @@ struct llmc_sampler {
 	const llmc_tokenizer *tok; /* NULL: unknown */
 	int32_t *count;            /* [hist_cap] scratch memory of DRY */
 	double mu;                 /* state of Mirostat */
-	bool chain; /* the letters in `order` (sampler_chain.c) replace the order of sampler.h */
+	bool chain; /* the letters in `order` (filters.c) replace the order of sampler.h */
 	char order[SAMPLERS_MAX + 1];
 	uint64_t n_sampled;
 	SampleScratch own;  /* used by llmc_sampler_sample */
@@ -193,14 +193,8 @@ sampler_open(int32_t vocab, const llmc_params *p, const int32_t *eos, int32_t n_
 		s->p = own;
 		s->p.stop = NULL; /* the caller owns these arrays */
 		s->chain = sampler_has_order(&own);
-		if (s->chain && own.samplers)
-			/* valid: sampler_open has checked it */
-			sampler_order(own.samplers, s->order, NULL);
-		/* the order of sampler.h as letters, because min_keep exists in chains only */
-		else if (s->chain)
-			strcpy(s->order, sample_has_xtc(&own) || own.dynatemp_range > 0
-			                     ? "edskpmyxt"
-			                     : "edstkpmy");
+		if (s->chain)
+			sampler_order_of(&own, s->order);
 		s->p.samplers = NULL;
 		s->p.dry_sequence_breakers = s->p.thinking = NULL;
 		s->p.bad_words = NULL;
@@ -605,8 +599,6 @@ draw(llmc_sampler *s, const SampleScratch *m, int32_t best)
 		                    r);
 	if (s->p.mirostat)
 		return sample_mirostat(m, &s->p, best, r.at, &s->mu);
-	if (s->p.top_n_sigma > 0)
-		sample_top_n_sigma(m->work, s->vocab, m->work[best], s->p.top_n_sigma);
 	return sample_draw(m, &s->p, best, r);
 }
 

@@ -6,7 +6,7 @@
  *
  * XTC and a dynamic temperature are defined on probabilities before temperature, as in llama.cpp.
  * If either is used, XTC and then temperature run last. Mirostat replaces top_n_sigma and
- * everything after temperature. A request may set its own order (`samplers`; sampler_chain.c) for
+ * everything after temperature. A request may set its own order (`samplers`; filters.c) for
  * all processors except grammar, logit_bias, watermark, bad words and min_tokens.
  *
  * The n-th token of a sampler uses only the random number that belongs to (seed, n), so it can be
@@ -15,17 +15,7 @@
 #define LLMC_RUNTIME_SAMPLE_SAMPLER_H
 
 #include "base/error.h"
-
-/* Scratch memory for one sampled token, shared by all samplers of a thread */
-typedef struct Candidate {
-	float v;
-	int32_t id;
-} Candidate;
-typedef struct SampleScratch {
-	int32_t vocab;
-	float *work;     /* [vocab] */
-	Candidate *cand; /* [vocab] */
-} SampleScratch;
+#include "runtime/sample/candidates.h"
 
 llmc_status sample_scratch_open(int32_t vocab, SampleScratch *out, llmc_error *err);
 void sample_scratch_release(SampleScratch *s);
@@ -102,41 +92,20 @@ llmc_status sample_largest_of(const float *v, int32_t n, const uint32_t *bits, i
 /* v[i] = exp(v[i] / temperature - max); returns the sum */
 double sample_weights(float *v, int32_t n, float temperature, float max);
 
-/* sample_token.c: m->work holds logits, `best` is the index of the largest */
+/* filters.c: m->work holds logits, `best` is the index of the largest */
 typedef struct SampleRandom {
 	double at, chance; /* in [0, 1): selects the token; decides whether XTC applies */
 } SampleRandom;
-int32_t sample_draw(const SampleScratch *m, const llmc_params *p, int32_t best, SampleRandom r);
 bool sample_has_xtc(const llmc_params *p);
-double sample_xtc_threshold(const llmc_params *p);
-/* Return the temperature for these candidates, whose values are weights; with dynatemp_range it
- * depends on their entropy. */
-double sample_temperature(const llmc_params *p, const Candidate *cand, int32_t n);
-/* The k-th largest of m->work, 1 <= k <= vocab; the candidates are scratch memory. */
-float sample_kth_largest(const SampleScratch *m, int32_t k);
-/* Sort the `kept` largest values to the front, the largest first; ties go to the lower id. */
-void sample_sort(Candidate *cand, int32_t n, int32_t kept);
-/* Bring the largest weights that reach top_p of the sum to the front: first *n_larger unsorted
- * ones, then *n_sorted sorted ones. */
-void sample_cut_top_p(Candidate *cand, int32_t n, double top_p, int32_t *n_larger,
-                      int32_t *n_sorted);
-/* Sum of weights, and the entropy in nats of weights with this sum */
-double sample_sum(const Candidate *cand, int32_t n);
-double sample_entropy(const Candidate *cand, int32_t n, double sum);
-/* Return the id of the candidate at which the running sum of weights exceeds `at`. */
-int32_t sample_cumulative(const Candidate *cand, int32_t n, double at);
-/* Drop logits by top_n_sigma. */
-void sample_top_n_sigma(float *v, int32_t n, float largest, float n_sigma);
-/* Mirostat; *mu is its state, updated by the token. It begins at twice sample_mirostat_tau. */
-float sample_mirostat_tau(const llmc_params *p);
-int32_t sample_mirostat(const SampleScratch *m, const llmc_params *p, int32_t best, double at,
-                        double *mu);
+int32_t sample_draw(const SampleScratch *m, const llmc_params *p, int32_t best, SampleRandom r);
 
-/* sampler_chain.c: an order of samplers. sampler_order converts names separated by ';', or letters,
- * to letters. sampler_has_order: do these parameters use sample_chain? */
+/* An order of samplers. sampler_order converts names separated by ';', or letters, to
+ * letters. sampler_has_order: do these parameters use sample_chain? sampler_order_of: the letters
+ * of its order */
 enum { SAMPLERS_MAX = 32 };
 llmc_status sampler_order(const char *text, char out[SAMPLERS_MAX + 1], llmc_error *err);
 bool sampler_has_order(const llmc_params *p);
+void sampler_order_of(const llmc_params *p, char out[SAMPLERS_MAX + 1]);
 /* Sample from m->work by the samplers whose letters are in `order`; -1: no token is left. */
 typedef struct ChainOwner { /* samplers that depend on the tokens so far */
 	llmc_sampler *sampler;
@@ -148,6 +117,12 @@ typedef struct ChainOwner { /* samplers that depend on the tokens so far */
 } ChainOwner;
 int32_t sample_chain(const SampleScratch *m, const llmc_params *p, const char *order,
                      const ChainOwner *own, SampleRandom r);
+
+/* Mirostat; *mu is its state, updated by the token. It begins at twice sample_mirostat_tau. */
+float sample_mirostat_tau(const llmc_params *p);
+int32_t sample_mirostat(const SampleScratch *m, const llmc_params *p, int32_t best, double at,
+                        double *mu);
+
 /* Infill: of the candidates m->cand [n] with their weights, keep end tokens, or the tokens of which
  * the model is sure. False: out of memory. */
 bool sample_infill(const SampleScratch *m, const ChainOwner *own, int32_t n);

@@ -12,10 +12,11 @@ import cuda_harness as H
 RUNTIME = H.TEMPLATES / "cuda" / "runtime"
 SOURCES = [
     "runtime/sample/sampler.c",
-    "runtime/sample/sampler_chain.c",
+    "runtime/sample/filters.c",
+    "runtime/sample/candidates.c",
+    "runtime/sample/mirostat.c",
     "runtime/sample/infill.c",
     "runtime/sample/sampler_options.c",
-    "runtime/sample/sample_token.c",
     "runtime/sample/softmax.c",
     "runtime/sample/watermark.c",
     "base/error.c",
