@@ -8,27 +8,17 @@
 #include "base/sized_struct.h"
 #include "formats/gguf.h"
 
-static const llmc_option *
-option_named(const char *name, size_t *row)
-{
-	size_t n;
-	const llmc_option *o = llmc_sampling_options(&n);
-
-	for (*row = 0; *row < n; ++*row)
-		if (!strcmp(o[*row].name, name))
-			return &o[*row];
-	return NULL;
-}
-
-/* Take one value, unless it is out of the option's range. */
+/* Take the value of a number, unless it is out of its range. */
 static void
-advise(llmc_advice *a, const char *name, double value)
+advise(llmc_advice *a, size_t row, double value)
 {
-	size_t row, n = strlen(a->text);
-	const llmc_option *o = option_named(name, &row);
+	size_t n_option, n = strlen(a->text);
+	const llmc_option *o = llmc_sampling_options(&n_option) + row;
 	char number[NUMBER_SIZE];
 
-	if (!o || row >= 64 || !(value >= o->http_least && value <= o->http_most))
+	if (row >= 64 || o->kind == LLMC_OPTION_BOOL ||
+	    !(value >= o->http_least && value <= o->http_most) ||
+	    (o->rule == LLMC_OPTION_ABOVE_0 && value <= 0))
 		return;
 	void *field = (char *)&a->params + o->offset;
 	if (o->kind == LLMC_OPTION_INT)
@@ -37,23 +27,23 @@ advise(llmc_advice *a, const char *name, double value)
 		*(float *)field = (float)value;
 	a->set |= (uint64_t)1 << row;
 	number_plain(number, value, 6);
-	snprintf(a->text + n, sizeof a->text - n, "%s%s %s", n ? ", " : "", name, number);
+	snprintf(a->text + n, sizeof a->text - n, "%s%s %s", n ? ", " : "", o->name, number);
 }
 
 /* transformers samples only with do_sample, at temperature 1 unless another is given. */
 static void
 read_generation(const json_t *j, llmc_advice *a)
 {
-	static const char *const keys[] = { "temperature", "top_k",     "top_p",
-		                            "min_p",       "typical_p", "repetition_penalty" };
+	size_t n;
+	const llmc_option *o = llmc_sampling_options(&n);
 	const json_t *sample = json_object_get(j, "do_sample");
 
-	if (json_is_true(sample) && !json_is_number(json_object_get(j, "temperature")))
-		advise(a, "temperature", 1);
-	for (size_t i = 0; !json_is_false(sample) && i < sizeof keys / sizeof *keys; i++) {
-		const json_t *v = json_object_get(j, keys[i]);
+	for (size_t i = 0; !json_is_false(sample) && i < n; i++) {
+		const json_t *v = o[i].hf ? json_object_get(j, o[i].hf) : NULL;
 		if (json_is_number(v))
-			advise(a, keys[i], json_number_value(v));
+			advise(a, i, json_number_value(v));
+		else if (json_is_true(sample) && o[i].hf && !strcmp(o[i].hf, "temperature"))
+			advise(a, i, 1);
 	}
 	snprintf(a->source, sizeof a->source, "generation_config.json");
 }
@@ -61,27 +51,20 @@ read_generation(const json_t *j, llmc_advice *a)
 static void
 read_gguf(const char *path, llmc_advice *a)
 {
-	static const char *const keys[][2] = { { "temp", "temperature" },
-		                               { "top_k", "top_k" },
-		                               { "top_p", "top_p" },
-		                               { "min_p", "min_p" },
-		                               { "penalty_repeat", "repetition_penalty" },
-		                               { "penalty_last_n", "repeat_last_n" },
-		                               { "xtc_probability", "xtc_probability" },
-		                               { "xtc_threshold", "xtc_threshold" },
-		                               { "mirostat", "mirostat" },
-		                               { "mirostat_tau", "mirostat_tau" },
-		                               { "mirostat_eta", "mirostat_eta" } };
+	size_t n;
+	const llmc_option *o = llmc_sampling_options(&n);
 	Gguf *g;
 	char key[64];
 	double value;
 
 	if (gguf_open(path, &g, NULL) != LLMC_OK)
 		return;
-	for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
-		snprintf(key, sizeof key, "general.sampling.%s", keys[i][0]);
+	for (size_t i = 0; i < n; i++) {
+		if (!o[i].gguf)
+			continue;
+		snprintf(key, sizeof key, "general.sampling.%s", o[i].gguf);
 		if (gguf_num(g, key, &value))
-			advise(a, keys[i][1], value);
+			advise(a, i, value);
 	}
 	gguf_close(g);
 	snprintf(a->source, sizeof a->source, "GGUF");

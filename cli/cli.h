@@ -250,9 +250,9 @@ typedef struct Sampling {
 #define OPT_KIND_BOOL OPT_FLAG, NULL
 #define OPT_ROW(kind, arg, field, text) { kind, 0, #field, arg, &smp->p.field, text },
 #define OPT_ROW_OF(...) OPT_ROW(__VA_ARGS__)
-#define OPT_SAMPLING_ROW(kind, field, least, most, http_least, http_most, http_default, alias,     \
-                         text)                                                                     \
-	OPT_ROW_OF(OPT_KIND_##kind, field, text)
+#define OPT_SAMPLING_ROW(kind, field, rule, least, most, http_least, http_most, openai, llama_cpp, \
+                         ollama, alias, hf, gguf, text, note, http_note)                           \
+	OPT_ROW_OF(OPT_KIND_##kind, field, text note)
 /* Sampling options. The caller declares a Sampling *smp. Rows of LLMC_SAMPLING_OPTIONS become
  * options of the same name, with dashes. */
 /* clang-format off: a table */

@@ -304,41 +304,74 @@ typedef struct llmc_sequence {
 } llmc_sequence;
 
 /* Sampling options. The fields of llmc_params, range checks, command-line options and their help,
- * HTTP fields and the Python binding are generated from these rows.
+ * HTTP fields and their documentation, the advice of models and the Python binding are generated
+ * from these rows.
  *
- *   X(kind, name, least, most, http_least, http_most, http_default, alias, text)
+ *   X(kind, name, rule, least, most,
+ *     http_least, http_most, openai, llama_cpp, ollama, alias, hf, gguf,
+ *     text, note, http_note)
  *
  *   kind          FLOAT, INT (int32_t) or BOOL
+ *   rule          effect of the values 0 and 1: llmc_option_rule
  *   least, most   valid values of the field
- *   http_*        range and default in the OpenAI dialect; other dialects map their fields to it
- *   alias         name in other engines' APIs, or NULL
- *   text          one line of help */
+ *   http_*        valid values over HTTP, raised to `least`; least > most: not an HTTP field
+ *   openai .. ollama  default over HTTP in the dialects of that server
+ *   alias         name in the HTTP interfaces of llama.cpp and Ollama, or NULL: the same
+ *   hf            key in generation_config.json, or NULL
+ *   gguf          key general.sampling.* of a GGUF, or NULL
+ *   text, note    one line of help, in two parts
+ *   http_note     note over HTTP, or NULL: the same */
 #define LLMC_SAMPLING_OPTIONS(X) \
-	X(FLOAT, temperature, 0, 1e6, 0, 2, 1, NULL, "divide the logits by this; 0: greedy") \
-	X(INT, top_k, 0, INT32_MAX, -1, INT32_MAX, 0, NULL, "sample from the N most likely tokens; 0: off") \
-	X(FLOAT, top_p, 0, 1, 0, 1, 1, NULL, "sample from the most likely tokens that reach this probability; 0 or 1: off") \
-	X(FLOAT, min_p, 0, 1, 0, 1, 0, NULL, "drop tokens below this share of the most likely one's probability; 0: off") \
-	X(FLOAT, typical_p, 0, 1, 0, 1, 0, NULL, "locally typical sampling (arXiv:2202.00666) with this mass; 0 or 1: off") \
-	X(FLOAT, repetition_penalty, 0, 1e6, 0, 100, 1, "repeat_penalty", "divide logits of tokens of prompt and output (arXiv:1909.05858); 0 or 1: off") \
-	X(FLOAT, presence_penalty, -1e6, 1e6, -2, 2, 0, NULL, "subtract from the logits of tokens of the output; 0: off") \
-	X(FLOAT, frequency_penalty, -1e6, 1e6, -2, 2, 0, NULL, "subtract per occurrence in the output; 0: off") \
-	X(INT, min_tokens, 0, INT32_MAX, 0, INT32_MAX, 0, NULL, "no end of sequence and no stop token before this many new tokens; 0: off") \
-	X(BOOL, ignore_eos, 0, 1, 0, 1, 0, NULL, "continue after the end of sequence") \
-	X(BOOL, watermark, 0, 1, 1, 0, 0, NULL, "add 2 to the logits of half of the tokens, selected by the last one (arXiv:2301.10226)") \
-	X(INT, repeat_last_n, -1, INT32_MAX, -1, INT32_MAX, 0, NULL, "all three penalties count the last N tokens of prompt and output; -1: all; 0: as each penalty states") \
-	X(FLOAT, dry_multiplier, 0, 1e6, 0, 100, 0, NULL, "DRY: scale of the penalty of tokens that continue a repetition; 0: off") \
-	X(FLOAT, dry_base, 0, 1e6, 0, 100, 1.75, NULL, "DRY: factor per token of the repetition; below 1: 1.75") \
-	X(INT, dry_allowed_length, 0, INT32_MAX, 1, INT32_MAX, 2, NULL, "DRY: longest repetition without a growing penalty; 0: 2") \
-	X(INT, dry_penalty_last_n, 0, INT32_MAX, -1, INT32_MAX, -1, NULL, "DRY: number of last tokens that are searched; 0: all") \
-	X(FLOAT, xtc_probability, 0, 1, 0, 1, 0, NULL, "XTC: probability of removing the most likely tokens; 0: off") \
-	X(FLOAT, xtc_threshold, 0, 1, 0, 1, 0.1, NULL, "XTC: keep only the least likely token of those that reach this probability; 0: 0.1; above 0.5: off") \
-	X(FLOAT, top_n_sigma, 0, 1e6, -1, 1e6, 0, NULL, "drop tokens whose logit is more than N standard deviations below the largest; 0: off") \
-	X(FLOAT, dynatemp_range, 0, 1e6, 0, 100, 0, NULL, "choose a temperature at most this far from temperature, by the entropy; 0: off") \
-	X(FLOAT, dynatemp_exponent, 0, 1e6, 0, 100, 1, NULL, "exponent of the entropy in the choice of the temperature; 0: 1") \
-	X(INT, mirostat, 0, 2, 0, 2, 0, NULL, "Mirostat 1 or 2 (arXiv:2007.14966) instead of top_k and all later samplers; 0: off") \
-	X(FLOAT, mirostat_tau, 0, 1e6, 0, 100, 5, NULL, "Mirostat: target surprise in bits; 0: 5") \
-	X(FLOAT, mirostat_eta, 0, 1e6, 0, 100, 0.1, NULL, "Mirostat: learning rate; 0: 0.1") \
-	X(INT, min_keep, 0, INT32_MAX, 0, INT32_MAX, 0, NULL, "top_p, min_p, typical_p and XTC leave at least N tokens")
+	X(FLOAT, temperature, OFF_0, 0, 1e6, 0, 2, 1, 0.8, 0.8, NULL, "temperature", "temp", \
+	  "divide the logits by this", "; 0: greedy", NULL) \
+	X(INT, top_k, OFF_0, 0, INT32_MAX, -1, INT32_MAX, 0, 40, 40, NULL, "top_k", "top_k", \
+	  "sample from the N most likely tokens", "; 0: off", "; 0 or -1: off") \
+	X(FLOAT, top_p, OFF_0_1, 0, 1, 0, 1, 1, 0.95, 0.9, NULL, "top_p", "top_p", \
+	  "sample from the most likely tokens that reach this probability", "; 0 or 1: off", "; 0: the most likely token; 1: off") \
+	X(FLOAT, min_p, OFF_0, 0, 1, 0, 1, 0, 0.05, 0, NULL, "min_p", "min_p", \
+	  "drop tokens below this share of the most likely one's probability", "; 0: off", NULL) \
+	X(FLOAT, typical_p, OFF_0_1, 0, 1, 0, 1, 0, 0, 0, NULL, "typical_p", NULL, \
+	  "locally typical sampling (arXiv:2202.00666) with this mass", "; 0 or 1: off", NULL) \
+	X(FLOAT, repetition_penalty, ABOVE_0, 0, 1e6, 0, 100, 1, 1, 1, "repeat_penalty", "repetition_penalty", "penalty_repeat", \
+	  "divide logits of tokens of prompt and output (arXiv:1909.05858)", "; 0 or 1: off", "; 1: off") \
+	X(FLOAT, presence_penalty, OFF_0, -1e6, 1e6, -2, 2, 0, 0, 0, NULL, NULL, NULL, \
+	  "subtract from the logits of tokens of the output", "; 0: off", NULL) \
+	X(FLOAT, frequency_penalty, OFF_0, -1e6, 1e6, -2, 2, 0, 0, 0, NULL, NULL, NULL, \
+	  "subtract per occurrence in the output", "; 0: off", NULL) \
+	X(INT, min_tokens, OFF_0, 0, INT32_MAX, 0, INT32_MAX, 0, 0, 0, NULL, NULL, NULL, \
+	  "no end of sequence and no stop token before this many new tokens", "; 0: off", NULL) \
+	X(BOOL, ignore_eos, PART, 0, 1, 0, 1, 0, 0, 0, NULL, NULL, NULL, \
+	  "continue after the end of sequence", "", NULL) \
+	X(BOOL, watermark, OFF_0, 0, 1, 1, 0, 0, 0, 0, NULL, NULL, NULL, \
+	  "add 2 to the logits of half of the tokens, selected by the last one (arXiv:2301.10226)", "", NULL) \
+	X(INT, repeat_last_n, PART_0, -1, INT32_MAX, -1, INT32_MAX, 0, 64, 64, NULL, NULL, "penalty_last_n", \
+	  "all three penalties count the last N tokens of prompt and output", "; -1: all; 0: as each penalty states", "; -1: all; 0: no penalty") \
+	X(FLOAT, dry_multiplier, OFF_0, 0, 1e6, 0, 100, 0, 0, 0, NULL, NULL, NULL, \
+	  "DRY: scale of the penalty of tokens that continue a repetition", "; 0: off", NULL) \
+	X(FLOAT, dry_base, PART, 0, 1e6, 0, 100, 1.75, 1.75, 1.75, NULL, NULL, NULL, \
+	  "DRY: factor per token of the repetition", "; below 1: 1.75", NULL) \
+	X(INT, dry_allowed_length, PART, 0, INT32_MAX, 1, INT32_MAX, 2, 2, 2, NULL, NULL, NULL, \
+	  "DRY: longest repetition without a growing penalty", "; 0: 2", "") \
+	X(INT, dry_penalty_last_n, PART_0, 0, INT32_MAX, -1, INT32_MAX, -1, -1, -1, NULL, NULL, NULL, \
+	  "DRY: number of last tokens that are searched", "; 0: all", "; -1: all; 0: no DRY") \
+	X(FLOAT, xtc_probability, OFF_0, 0, 1, 0, 1, 0, 0, 0, NULL, NULL, "xtc_probability", \
+	  "XTC: probability of removing the most likely tokens", "; 0: off", NULL) \
+	X(FLOAT, xtc_threshold, PART_0, 0, 1, 0, 1, 0.1, 0.1, 0.1, NULL, NULL, "xtc_threshold", \
+	  "XTC: keep only the least likely token of those that reach this probability", "; 0: 0.1; above 0.5: off", "; above 0.5: off") \
+	X(FLOAT, top_n_sigma, OFF_0, 0, 1e6, -1, 1e6, 0, 0, 0, NULL, NULL, NULL, \
+	  "drop tokens whose logit is more than N standard deviations below the largest", "; 0: off", "; 0 or -1: off") \
+	X(FLOAT, dynatemp_range, OFF_0, 0, 1e6, 0, 100, 0, 0, 0, NULL, NULL, NULL, \
+	  "choose a temperature at most this far from temperature, by the entropy", "; 0: off", NULL) \
+	X(FLOAT, dynatemp_exponent, PART_0, 0, 1e6, 0, 100, 1, 1, 1, NULL, NULL, NULL, \
+	  "exponent of the entropy in the choice of the temperature", "; 0: 1", "") \
+	X(INT, mirostat, OFF_0, 0, 2, 0, 2, 0, 0, 0, NULL, NULL, "mirostat", \
+	  "Mirostat 1 or 2 (arXiv:2007.14966) instead of top_k and all later samplers", "; 0: off", NULL) \
+	X(FLOAT, mirostat_tau, PART_0, 0, 1e6, 0, 100, 5, 5, 5, NULL, NULL, "mirostat_tau", \
+	  "Mirostat: target surprise in bits", "; 0: 5", "") \
+	X(FLOAT, mirostat_eta, PART_0, 0, 1e6, 0, 100, 0.1, 0.1, 0.1, NULL, NULL, "mirostat_eta", \
+	  "Mirostat: learning rate", "; 0: 0.1", "") \
+	X(INT, min_keep, PART, 0, INT32_MAX, 0, INT32_MAX, 0, 0, 0, NULL, NULL, NULL, \
+	  "top_p, min_p, typical_p and XTC leave at least N tokens", "", NULL)
 #define LLMC_OPTION_TYPE_FLOAT float
 #define LLMC_OPTION_TYPE_INT int32_t
 #define LLMC_OPTION_TYPE_BOOL bool
@@ -391,13 +424,30 @@ typedef enum llmc_option_kind {
 	LLMC_OPTION_INT,
 	LLMC_OPTION_BOOL
 } llmc_option_kind;
+/* Rule of an option: which values have no effect */
+typedef enum llmc_option_rule {
+	LLMC_OPTION_OFF_0,   /* 0 */
+	LLMC_OPTION_OFF_0_1, /* 0 and 1 */
+	LLMC_OPTION_ABOVE_0, /* 0 and 1; over HTTP 0 is an error */
+	LLMC_OPTION_PART,    /* all, unless another option is on, of which it is a part */
+	/* the same, and 0 selects a default; over HTTP 0 is a value like others */
+	LLMC_OPTION_PART_0
+} llmc_option_rule;
+/* Servers with defaults of their own */
+typedef enum llmc_option_default {
+	LLMC_DEFAULT_OPENAI,
+	LLMC_DEFAULT_LLAMA_CPP,
+	LLMC_DEFAULT_OLLAMA,
+	LLMC_DEFAULT_COUNT
+} llmc_option_default;
 typedef struct llmc_option {
 	llmc_option_kind kind;
-	const char *name, *alias, *text;
+	llmc_option_rule rule;
+	const char *name, *alias, *hf, *gguf, *text;
 	size_t offset; /* offset of the field in llmc_params, bytes */
 	double least, most;
 	/* http_least > http_most: not an HTTP field */
-	double http_least, http_most, http_default;
+	double http_least, http_most, http_default[LLMC_DEFAULT_COUNT];
 } llmc_option;
 LLMC_API const llmc_option *llmc_sampling_options(size_t *n); /* static memory */
 

@@ -4,6 +4,8 @@ import collections
 import os
 import re
 
+import sampling_options
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # name of a set of routes in the table: (name in request_fields.json of the tests, paths)
 ROUTES = {
@@ -21,9 +23,6 @@ ROUTES = {
 TEXT = r'"((?:[^"\\]|\\.)*)"'
 ROW = re.compile(
     rf"^(DONE|COPIED|MADE|ALIAS|IGNORED|REFUSED)\(([A-Z_ |]+), {TEXT}(?:, {TEXT})?(?:, {TEXT})?\)$"
-)
-OPTION = re.compile(
-    r'^\tX\(\w+, (\w+), [^,]+, [^,]+, ([^,]+), ([^,]+), [^,]+, (NULL|"(\w+)"), ', re.M
 )
 
 Field = collections.namedtuple("Field", "state routes name harmless note")
@@ -51,12 +50,12 @@ def read():
                 text if state in ("IGNORED", "REFUSED") else "",
             )
         )
-    with open(os.path.join(ROOT, "include", "llmc.h"), encoding="utf-8") as f:
-        for name, least, most, _, alias in OPTION.findall(f.read()):
-            if float(least.replace("INT32_MAX", "1e9")) > float(most.replace("INT32_MAX", "1e9")):
-                continue
-            out.append(Field("done", ("CHAT", "COMPLETIONS", "RESPONSES", "LCPP"), name, [], ""))
-            for n in {name, alias or name}:
-                routes = ("OLLAMA_CHAT", "OLLAMA_GENERATE")
-                out.append(Field("done", routes, "options." + n, [], ""))
+    for option in filter(sampling_options.in_http, sampling_options.read()):
+        name, alias = option.name, option.alias
+        out.append(Field("done", ("CHAT", "COMPLETIONS", "RESPONSES", "LCPP"), name, [], ""))
+        if alias:
+            out.append(Field("done", ("CHAT", "COMPLETIONS", "LCPP"), alias, [], ""))
+        for n in {name, alias or name}:
+            routes = ("OLLAMA_CHAT", "OLLAMA_GENERATE")
+            out.append(Field("done", routes, "options." + n, [], ""))
     return out

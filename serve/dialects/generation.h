@@ -11,19 +11,11 @@ typedef struct Choice Choice;
 
 /* Callbacks that turn events into an answer; NULL: nothing to do. They run on the event thread,
  * without the lock. */
-/* Value of a field of LLMC_SAMPLING_OPTIONS that requests omit */
-typedef struct SamplingDefault {
-	const char *name;
-	double value;
-} SamplingDefault;
-
 typedef struct Dialect {
 	bool pieces;      /* separates reasoning and calls from text: choices have readers */
 	size_t own_bytes; /* bytes of the dialect's own state per generation, zeroed: gen_own() */
-	/* defaults that differ from OpenAI's, ending with a NULL name; NULL: none. The model's
-	 * advice comes first */
-	const SamplingDefault *sampling;
-	const char *stream_type; /* content type of a stream; NULL: server-sent events */
+	llmc_option_default defaults; /* of sampling fields that a request omits */
+	const char *stream_type;      /* content type of a stream; NULL: server-sent events */
 	void (*prompt)(Generation *g, SubRequest *sub,
 	               const llmc_event *ev); /* log probability of a prompt token */
 	void (*token)(Generation *g, SubRequest *sub, Choice *c,

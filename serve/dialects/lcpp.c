@@ -470,14 +470,9 @@ on_done(Generation *g)
 	req_answer(g->req, 200, type_json, &b);
 }
 
-/* defaults of llama.cpp's sampling */
-static const SamplingDefault usual[] = { { "temperature", 0.8 },  { "top_k", 40 },
-	                                 { "top_p", 0.95 },       { "min_p", 0.05 },
-	                                 { "repeat_last_n", 64 }, { NULL, 0 } };
-
 const Dialect lcpp_dialect = {
 	.own_bytes = sizeof(Lcpp),
-	.sampling = usual,
+	.defaults = LLMC_DEFAULT_LLAMA_CPP,
 	.token = add_token,
 	.finish = on_finish,
 	.done = on_done,

@@ -475,15 +475,9 @@ failed(Generation *g, const Problem *p)
 	push(g, &b);
 }
 
-static const SamplingDefault ollama_sampling[] = { { "temperature", 0.8 },
-	                                           { "top_k", 40 },
-	                                           { "top_p", 0.9 },
-	                                           { "repeat_last_n", 64 },
-	                                           { NULL, 0 } };
-
 static const Dialect dialect = {
 	.own_bytes = sizeof(Ollama),
-	.sampling = ollama_sampling,
+	.defaults = LLMC_DEFAULT_OLLAMA,
 	.pieces = true,
 	.stream_type = type_lines,
 	.token = on_token,

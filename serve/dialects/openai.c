@@ -1,6 +1,5 @@
 /* Shared by OpenAI's chat and completions: fields with ranges and refusals, frames, usage,
  * errors. */
-#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +9,7 @@
 #include "serve/dialects/constraints.h"
 #include "serve/http/api_keys.h"
 #include "serve/dialects/openai.h"
+#include "serve/dialects/sampling_fields.h"
 #include "serve/dialects/tokenize.h"
 
 enum { MAX_BIAS = 1024, MAX_STOP_TOKENS = 128, MAX_BREAKERS = 64, MAX_PROMPTS = 128 };
@@ -269,85 +269,6 @@ read_samplers(Generation *g, const json_t *o, Problem *p)
 	return true;
 }
 
-/* Is the field there, with the value 0? */
-static bool
-is_zero(const json_t *o, const char *key)
-{
-	const json_t *v = json_object_get(o, key);
-
-	return json_is_number(v) && json_number_value(v) == 0;
-}
-
-/* Value of a sampling field that a request omits: the model's advice, else the dialect's default */
-static double
-default_of(const Generation *g, const llmc_option *k)
-{
-	size_t n_option;
-	const size_t row = (size_t)(k - llmc_sampling_options(&n_option));
-	const llmc_advice *a = &g->model->back.advice;
-	const void *field = (const char *)&a->params + k->offset;
-
-	if (g->srv->opt.neutral_sampling || row >= 64 || !(a->set >> row & 1)) {
-		for (const SamplingDefault *d = g->dialect->sampling; d && d->name; d++)
-			if (!strcmp(d->name, k->name))
-				return d->value;
-		return k->http_default;
-	}
-	return k->kind == LLMC_OPTION_INT ? *(const int32_t *)field : (double)*(const float *)field;
-}
-
-/* Read the fields of LLMC_SAMPLING_OPTIONS, by their own name or the alias. Over HTTP top_k -1 is
- * off, top_p 0 selects the most likely token and repetition_penalty 0 is an error. */
-static bool
-read_sampling(Generation *g, const json_t *o, Problem *p)
-{
-	size_t n_option;
-	const llmc_option *option = llmc_sampling_options(&n_option);
-	/* 0 means 0 over HTTP, and the default in llmc_params */
-	float *const small[] = { &g->ep.xtc_threshold, &g->ep.dynatemp_exponent,
-		                 &g->ep.mirostat_tau, &g->ep.mirostat_eta };
-
-	for (const llmc_option *k = option; k < option + n_option; k++) {
-		void *field = (char *)&g->ep + k->offset;
-		double x = default_of(g, k);
-		int64_t n = (int64_t)x;
-		const json_t *own = json_object_get(o, k->name);
-		const char *name = k->alias && (!own || json_is_null(own)) ? k->alias : k->name;
-		if (k->http_least > k->http_most)
-			continue;
-		if (k->kind == LLMC_OPTION_BOOL ? !field_bool(o, name, field, p)
-		    : k->kind == LLMC_OPTION_INT
-		        ? !field_int(o, name, (int64_t)k->http_least, (int64_t)k->http_most, &n,
-		                     NULL, p)
-		        : !field_num(o, name, k->http_least, k->http_most, &x, NULL, p))
-			return false;
-		if (k->kind == LLMC_OPTION_INT)
-			*(int32_t *)field = (int32_t)fmax((double)n, k->least);
-		else if (k->kind == LLMC_OPTION_FLOAT)
-			*(float *)field = (float)fmax(x, k->least);
-	}
-	if (!(g->ep.repetition_penalty > 0))
-		return is_zero(o, "repeat_penalty")
-		           ? problem(p, 400, "repeat_penalty",
-		                     "Invalid 'repeat_penalty': it must be greater than 0.")
-		           : problem(p, 400, "repetition_penalty",
-		                     "Invalid 'repetition_penalty': it must be greater than 0.");
-	if (g->ep.top_p == 0 && g->samplers)
-		g->ep.top_p = FLT_MIN;
-	else if (g->ep.top_p == 0)
-		g->ep.top_k = 1, g->ep.top_p = 1;
-	for (size_t i = 0; i < sizeof small / sizeof *small; i++)
-		*small[i] = *small[i] > 0 ? *small[i] : FLT_MIN;
-	/* as in llama.cpp: penalties of the last 0 tokens */
-	if (is_zero(o, "repeat_last_n")) {
-		g->ep.repetition_penalty = 1;
-		g->ep.presence_penalty = g->ep.frequency_penalty = 0;
-	}
-	if (is_zero(o, "dry_penalty_last_n"))
-		g->ep.dry_multiplier = 0;
-	return true;
-}
-
 /* Read the fields that all routes have. */
 static bool
 read_shared(Generation *g, const json_t *o, const OpenAiRoute *route, Problem *p)
@@ -355,8 +276,13 @@ read_shared(Generation *g, const json_t *o, const OpenAiRoute *route, Problem *p
 	int64_t n = 1, seed = 0, speculate = -1, priority = 0;
 	bool has_seed, skip_special = true, usage = false, keep_stop = false;
 	const json_t *so = json_object_get(o, "stream_options");
+	const SamplingDefaults defaults = { .advice = g->srv->opt.neutral_sampling
+		                                          ? NULL
+		                                          : &g->model->back.advice,
+		                            .server = g->dialect->defaults };
 
-	if (!openai_model(g->req, o, p) || !read_samplers(g, o, p) || !read_sampling(g, o, p) ||
+	if (!openai_model(g->req, o, p) || !read_samplers(g, o, p) ||
+	    !sampling_read(o, &defaults, g->samplers != NULL, &g->ep, p) ||
 	    !field_int(o, "n", 1, LLMC_MAX_CHOICES, &n, NULL, p) ||
 	    !field_int(o, "seed", INT64_MIN, INT64_MAX, &seed, &has_seed, p) ||
 	    !field_int(o, "speculate", 0, LLMC_MAX_SPECULATE, &speculate, NULL, p) ||

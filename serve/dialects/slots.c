@@ -20,9 +20,9 @@ defaults(Strbuf *b)
 			continue;
 		json_printf(b, ",%s:", k->alias ? k->alias : k->name);
 		if (k->kind == LLMC_OPTION_BOOL)
-			strbuf_puts(b, k->http_default > 0 ? "true" : "false");
+			strbuf_puts(b, k->http_default[LLMC_DEFAULT_OPENAI] > 0 ? "true" : "false");
 		else
-			json_num(b, k->http_default, 6);
+			json_num(b, k->http_default[LLMC_DEFAULT_OPENAI], 6);
 	}
 	strbuf_putc(b, '}');
 }

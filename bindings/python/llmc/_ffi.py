@@ -143,15 +143,18 @@ class Sequence(C.Structure):
 class SamplingOption(C.Structure):
     _fields_ = [
         ("kind", C.c_int),
+        ("rule", C.c_int),
         ("name", C.c_char_p),
         ("alias", C.c_char_p),
+        ("hf", C.c_char_p),
+        ("gguf", C.c_char_p),
         ("text", C.c_char_p),
         ("offset", C.c_size_t),
         ("least", C.c_double),
         ("most", C.c_double),
         ("http_least", C.c_double),
         ("http_most", C.c_double),
-        ("http_default", C.c_double),
+        ("http_default", C.c_double * 3),
     ]
 
 
