@@ -74,7 +74,7 @@ $(BUILD)/image/flags: always
 .PHONY: always
 always:
 
-$(BUILD)/embed.c: $(EMBED) tools/embed.py
+$(BUILD)/embed.c: $(EMBED) tools/embed.py tools/sampling_options.py include/llmc.h
 	@python3 tools/embed.py $@
 	@touch $@
 

@@ -7,6 +7,8 @@ import hashlib
 import os
 import sys
 
+import sampling_options
+
 
 def files():
     for top in ("configs", "templates"):
@@ -25,12 +27,19 @@ def files():
     yield "cli/llmc.1"
 
 
+def contents(path):
+    with open(path, "rb") as f:
+        data = f.read()
+    if os.path.basename(path) == "openapi.json":
+        return sampling_options.openapi(data.decode()).encode()
+    return data
+
+
 def main():
     paths, sums = sorted(files()), []
     out = ["/* made by tools/embed.py */", '#include "base/embed.h"', "#include <string.h>", ""]
     for i, path in enumerate(paths):
-        with open(path, "rb") as f:
-            data = f.read() + b"\0"
+        data = contents(path) + b"\0"
         sums.append(hashlib.sha256(data[:-1]).hexdigest())
         out.append(f"static const unsigned char f{i}[] = {{ /* {path} */")
         out += ["\t" + "".join(f"{b}," for b in data[k : k + 32]) for k in range(0, len(data), 32)]

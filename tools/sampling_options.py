@@ -1,6 +1,7 @@
-"""The rows of LLMC_SAMPLING_OPTIONS in include/llmc.h."""
+"""The rows of LLMC_SAMPLING_OPTIONS in include/llmc.h, and their properties in the OpenAPI document."""
 
 import collections
+import json
 import os
 import re
 
@@ -38,3 +39,56 @@ def read(path=HEADER):
 def in_http(option):
     """Is it a field of requests?"""
     return option.http_least <= option.http_most
+
+
+def description(option):
+    note = option.note if option.http_note is None else option.http_note
+    text = option.text + note
+    word = re.match(r"\w*", text)[0]
+    return (text if "_" in word else text[0].upper() + text[1:]) + "."
+
+
+def schema(option, server):
+    """The schema of a field, with the default of this server's dialects."""
+    kind = {"FLOAT": "number", "INT": "integer", "BOOL": "boolean"}[option.kind]
+    plain = {"FLOAT": lambda x: int(x) if x == int(x) else x, "INT": int, "BOOL": bool}[option.kind]
+    default = getattr(option, server)
+    out = {"type": kind}
+    if option.kind != "BOOL":
+        above = option.rule == "ABOVE_0"
+        out["exclusiveMinimum" if above else "minimum"] = plain(option.http_least)
+        if option.http_most < 1e6:
+            out["maximum"] = plain(option.http_most)
+    if option.rule != "PART_0" or default != 0:  # 0 would be another value than none
+        out["default"] = plain(default)
+    return out | {"description": description(option)}
+
+
+def properties(mark):
+    """The properties that stand for a mark "DEFAULTS NAMES" of the document: the server whose
+    defaults apply; own: names in llmc.h, all: other names, too."""
+    server, names = mark.split()
+    out = {}
+    for option in filter(in_http, read()):
+        out[option.name] = schema(option, server)
+        if option.alias and names == "all":
+            about = f"Another name of {option.name}."
+            out[option.alias] = schema(option, server) | {"description": about}
+    return out
+
+
+def expand(node):
+    """Replace each property x-sampling by those of the options."""
+    if isinstance(node, list):
+        return [expand(n) for n in node]
+    if not isinstance(node, dict):
+        return node
+    out = {}
+    for key, inner in node.items():
+        out |= properties(inner) if key == "x-sampling" else {key: expand(inner)}
+    return out
+
+
+def openapi(text):
+    """The OpenAPI document that the server sends, from serve/pages/assets/openapi.json."""
+    return json.dumps(expand(json.loads(text)), indent=1, ensure_ascii=False) + "\n"

@@ -4,6 +4,7 @@ tests/unit/test_samplers.c compares with their definitions."""
 
 import pytest
 import tiny_model
+from openapi_schema_validator import OAS31Validator
 
 import llmc
 
@@ -202,3 +203,34 @@ def test_values_out_of_range(tiny, field, value, said):
         e = r.json()["error"]
         assert r.status == 400 and e["param"] == field, e
         assert f"'{field}" in e["message"] and said in e["message"], e
+
+
+BODIES = {
+    "/v1/completions": {"prompt": "a", "max_tokens": 1},
+    "/v1/responses": {"input": "a", "max_output_tokens": 1},
+    "/api/generate": {"prompt": "a", "stream": False, "options": {"num_predict": 1}},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_the_document_has_the_ranges_of_the_fields(tiny, path):
+    """A value is answered exactly if the schema of its field in the OpenAPI document allows it."""
+    doc = tiny.get("/openapi.json").json()
+    schema = doc["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    if "$ref" in schema:
+        schema = doc["components"]["schemas"][schema["$ref"].split("/")[-1]]
+    options = schema["properties"].get("options", schema)["properties"]
+    names = {k for k, v in options.items() if "minimum" in v or "exclusiveMinimum" in v}
+    assert {"temperature", "top_k", "min_p", "repetition_penalty", "mirostat_eta"} <= names
+    for name in sorted(names & set(llmc.SamplingParams.__annotations__)):
+        s = options[name]
+        ends = [s[k] for k in ("minimum", "exclusiveMinimum", "maximum") if k in s]
+        for value in {x for end in ends for x in (end - 1, end, end + 1)}:
+            body = {"model": "tiny", **BODIES[path]}
+            if "options" in body:
+                body["options"] = body["options"] | {name: value}
+            else:
+                body[name] = value
+            want = 200 if OAS31Validator(s).is_valid(value) else 400
+            r = tiny.post(path, body)
+            assert r.status == want, (name, value, r.text)
