@@ -44,7 +44,7 @@ UNIT  := $(patsubst tests/unit/%.c,$(BUILD)/unit/%,$(sort $(wildcard tests/unit/
 EMBED := $(shell find configs templates -name '*.yaml' -o -name '*.txt' -o -name '*.jinja' -o -name '*.c.in' -o -name '*.cu' -o -name '*.cu.in' -o -name '*.head' -o -name '*.h' 2>/dev/null) $(wildcard serve/pages/assets/* cli/*.html cli/*.1)
 
 .PHONY: all lib help deps demo gpu-pack gpu-check nvrtc check check-all mutants check-build check-times check-steady coverage quick san san-build san-programs tsan tsan-build fuzz bench bench-peer bench-ranks bench-startup soak golden format install release release-tarball release-deb release-wheel clean unit smollm2
-all: $(BUILD)/llmc $(BUILD)/libllmc.so $(BUILD)/libllmc.a $(BUILD)/expand $(BUILD)/reference $(BUILD)/cached_cc $(BUILD)/pixels
+all: $(BUILD)/generated $(BUILD)/llmc $(BUILD)/libllmc.so $(BUILD)/libllmc.a $(BUILD)/expand $(BUILD)/reference $(BUILD)/cached_cc $(BUILD)/pixels
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile emu/emu.mk | expand -t 24
@@ -73,6 +73,13 @@ $(BUILD)/image/flags: always
 	@echo "$(IMAGE_FLAGS)" | cmp -s - $@ || echo "$(IMAGE_FLAGS)" > $@
 .PHONY: always
 always:
+
+# Generated files in the source tree, written only if they differ from their sources.
+$(BUILD)/generated: include/llmc.h serve/fields.def $(addprefix tools/,sampling_options.py request_fields.py serving_doc.py)
+	@mkdir -p $(@D)
+	@python3 tools/sampling_options.py
+	@python3 tools/serving_doc.py --fields
+	@touch $@
 
 $(BUILD)/embed.c: $(EMBED) tools/embed.py tools/sampling_options.py include/llmc.h
 	@python3 tools/embed.py $@

@@ -1,4 +1,6 @@
-"""The rows of LLMC_SAMPLING_OPTIONS in include/llmc.h, and their properties in the OpenAPI document."""
+#!/usr/bin/env python3
+"""The rows of LLMC_SAMPLING_OPTIONS in include/llmc.h, and what is made of them: properties of the
+OpenAPI document, and bindings/python/llmc/_sampling.py, which make writes by this script."""
 
 import collections
 import json
@@ -7,6 +9,7 @@ import re
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 HEADER = os.path.join(ROOT, "include", "llmc.h")
+HINTS = os.path.join(ROOT, "bindings", "python", "llmc", "_sampling.py")
 # the columns of the table, as its comment describes them
 Option = collections.namedtuple(
     "Option",
@@ -28,10 +31,12 @@ def value(token):
         return word
 
 
-def read(path=HEADER):
-    """Return the rows."""
-    with open(path, encoding="utf-8") as f:
-        table = re.search(r"#define LLMC_SAMPLING_OPTIONS\(X\)((?:.*\\\n)+.*\n)", f.read())[1]
+def read(header=None):
+    """Return the rows of the text of a header, by default of include/llmc.h."""
+    if header is None:
+        with open(HEADER, encoding="utf-8") as f:
+            header = f.read()
+    table = re.search(r"#define LLMC_SAMPLING_OPTIONS\(X\)((?:.*\\\n)+.*\n)", header)[1]
     rows = re.split(r"\bX\(", table.replace("\\\n", "\n"))[1:]
     return [Option(*map(value, TOKEN.findall(row.strip().removesuffix(")")))) for row in rows]
 
@@ -92,3 +97,32 @@ def expand(node):
 def openapi(text):
     """The OpenAPI document that the server sends, from serve/pages/assets/openapi.json."""
     return json.dumps(expand(json.loads(text)), indent=1, ensure_ascii=False) + "\n"
+
+
+def hints(options):
+    """The type hints of the Python binding."""
+    kinds = {"FLOAT": "float", "INT": "int", "BOOL": "bool"}
+    return '''"""Type hints of sampling options. Made by tools/sampling_options.py from include/llmc.h."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+
+class SamplingOptions(TypedDict, total=False):
+    """The sampling options of llmc_params."""
+
+''' + "".join(f"    {o.name}: {kinds[o.kind]}\n" for o in options)
+
+
+def main():
+    new = hints(read())
+    with open(HINTS, encoding="utf-8") as f:
+        if f.read() == new:
+            return
+    with open(HINTS, "w", encoding="utf-8") as f:
+        f.write(new)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Write the tables of flags, routes and request fields in docs/serving.md.
 
-tools/serving_doc.py [--check]      --check: exit 1 if the page is out of date
+tools/serving_doc.py [--check] [--fields]      --check: exit 1 if the page is out of date
+                                               --fields: only that table, which make writes
 
 Flags come from `llmc serve --help` (LLMC is the path of the binary), routes from serve/http/routes.def, and their
 descriptions from the OpenAPI document, fields from tools/request_fields.py."""
@@ -145,18 +146,19 @@ def fields():
 def main():
     with open(PAGE, encoding="utf-8") as f:
         old = new = f.read()
-    for name, make in (("flags", flags), ("routes", routes), ("fields", fields)):
+    tables = {"flags": flags, "routes": routes, "fields": fields}
+    for name, make in tables.items():
+        if "--fields" in sys.argv and name != "fields":
+            continue
         mark = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.S)
         if not mark.search(new):
             sys.exit(f"docs/serving.md has no <!-- {name} --> ... <!-- end -->")
         text = make()
         new = mark.sub(lambda m, text=text: m[1] + text + "\n" + m[2], new)
-    if sys.argv[1:] == ["--check"]:
-        if new != old:
-            sys.exit(
-                "docs/serving.md differs from the options and routes: run tools/serving_doc.py"
-            )
+    if new == old:
         return
+    if "--check" in sys.argv:
+        sys.exit("docs/serving.md differs from the options and routes: run tools/serving_doc.py")
     with open(PAGE, "w", encoding="utf-8") as f:
         f.write(new)
 

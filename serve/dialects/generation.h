@@ -14,7 +14,7 @@ typedef struct Choice Choice;
 typedef struct Dialect {
 	bool pieces;      /* separates reasoning and calls from text: choices have readers */
 	size_t own_bytes; /* bytes of the dialect's own state per generation, zeroed: gen_own() */
-	llmc_option_default defaults; /* of sampling fields that a request omits */
+	llmc_option_default defaults; /* sampling fields that a request omits */
 	const char *stream_type;      /* content type of a stream; NULL: server-sent events */
 	void (*prompt)(Generation *g, SubRequest *sub,
 	               const llmc_event *ev); /* log probability of a prompt token */

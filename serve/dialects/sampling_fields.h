@@ -6,7 +6,7 @@
 
 /* Values of fields that a request omits */
 typedef struct SamplingDefaults {
-	const llmc_advice *advice; /* of the model, which comes first; NULL: none */
+	const llmc_advice *advice; /* the model's, which comes first; NULL: none */
 	llmc_option_default server;
 } SamplingDefaults;
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FAMILY = re.compile(r"llama|qwen|mistral|gemma|deepseek|glm|bloom|baichuan", re.I)
 # values in file formats: the rope type in config.json and GGUF, tokenizer model names in GGUF, the class in tokenizer_config.json, model_type in an .flm; a dialect of the server
 ALLOWED = re.compile(
-    r'[oO]llama|OLLAMA|"llama3"|"deepseek_yarn"|SCALE_LLAMA3|"llama"|\bllama3\b|llama-bpe|"tokenizer\.ggml|llama\.cpp|llama-gguf-split|gpt2, gemma4, llama, t5 and bert|"gemma4"|"ChatGLMTokenizer"|"chatglm"'
+    r'[oO]llama|OLLAMA|llama_cpp|LLAMA_CPP|"llama3"|"deepseek_yarn"|SCALE_LLAMA3|"llama"|\bllama3\b|llama-bpe|"tokenizer\.ggml|llama\.cpp|llama-gguf-split|gpt2, gemma4, llama, t5 and bert|"gemma4"|"ChatGLMTokenizer"|"chatglm"'
 )
 
 
@@ -204,3 +204,20 @@ def test_the_check_of_a_gpu_runs_tests_that_exist():
     assert [
         n for n in gpu_check.GOLDEN if not (ROOT / "tests" / "golden" / "models" / n).is_dir()
     ] == []
+
+
+def committed(path):
+    """A file of the last commit; without git history, of the tree."""
+    p = subprocess.run(["git", "show", f"HEAD:{path}"], capture_output=True, text=True)
+    return p.stdout if p.returncode == 0 else (ROOT / path).read_text()
+
+
+def test_the_hints_of_sampling_options_are_committed():
+    """make writes the file, so the one in the tree is always right."""
+    sys.path.insert(0, str(ROOT / "tools"))
+    import sampling_options
+
+    rows = sampling_options.read(committed("include/llmc.h"))
+    assert len(rows) > 20
+    made = committed("bindings/python/llmc/_sampling.py")
+    assert made == sampling_options.hints(rows), "run make and commit the file"

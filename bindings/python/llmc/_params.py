@@ -8,40 +8,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from . import _ffi, _handle
+from ._sampling import SamplingOptions
 from ._text import Grammar
 
 if TYPE_CHECKING:
     from ._model import Model
 
 
-class SamplingParams(TypedDict, total=False):
+class SamplingParams(SamplingOptions, total=False):
     """Parameters of a generation: Session.run, Engine.submit and the calls built on them."""
 
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    typical_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    min_tokens: int
-    ignore_eos: bool
-    watermark: bool
-    repeat_last_n: int
-    dry_multiplier: float
-    dry_base: float
-    dry_allowed_length: int
-    dry_penalty_last_n: int
-    xtc_probability: float
-    xtc_threshold: float
-    top_n_sigma: float
-    dynatemp_range: float
-    dynatemp_exponent: float
-    mirostat: int
-    mirostat_tau: float
-    mirostat_eta: float
-    min_keep: int
     seed: int
     max_tokens: int
     speculate: int
