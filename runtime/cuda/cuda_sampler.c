@@ -5,18 +5,31 @@
 #include "runtime/cuda/cuda_session.h"
 #include "runtime/sample/sampler.h"
 
+/* Is the option at this offset of llmc_params a field of llmc_slot? */
+static bool
+in_slot(size_t offset)
+{
+#define OFFSET(type, name) offsetof(llmc_params, name),
+	static const size_t slot[] = { LLMC_SLOT_OPTIONS(OFFSET) };
+
+	for (size_t i = 0; i < sizeof slot / sizeof *slot; i++)
+		if (slot[i] == offset)
+			return true;
+	return false;
+}
+
 static bool
 can_sample(const Session *s, const llmc_params *p)
 {
-	bool typical = p->typical_p > 0 && p->typical_p < 1,
-	     penalties = (p->repetition_penalty != 0 && p->repetition_penalty != 1) ||
-	                 p->presence_penalty != 0 || p->frequency_penalty != 0;
+	size_t n_option;
+	const llmc_option *option = llmc_sampling_options(&n_option);
 
 	(void)s;
-	return !typical && p->min_tokens <= 0 && !p->n_logit_bias && !p->n_bad_words &&
-	       !p->watermark && !(penalties && p->repeat_last_n) && p->dry_multiplier <= 0 &&
-	       p->xtc_probability <= 0 && p->top_n_sigma <= 0 && p->dynatemp_range <= 0 &&
-	       !p->mirostat && !sampler_has_order(p);
+	for (const llmc_option *o = option; o < option + n_option; o++)
+		if (!in_slot(o->offset) && sampler_option_acts(o, p))
+			return false;
+	return !p->n_logit_bias && !p->n_bad_words &&
+	       !(sampler_has_penalties(p) && p->repeat_last_n) && !sampler_has_order(p);
 }
 
 static void
@@ -58,17 +71,12 @@ static llmc_status
 set_params(Session *s, llmc_seq q, const llmc_params *p, const int32_t *prompt, size_t n_prompt,
            const int32_t *output, size_t n_output, llmc_error *err)
 {
-	llmc_slot slot = { .temperature = p->temperature,
-		           .top_p = p->top_p,
-		           .min_p = p->min_p,
-		           .repetition = p->repetition_penalty != 0 ? p->repetition_penalty : 1,
-		           .presence = p->presence_penalty,
-		           .frequency = p->frequency_penalty,
-		           .top_k = p->top_k,
-		           .seed = p->seed,
-		           .n_sampled = n_output };
+#define COPIED(type, name) .name = p->name,
+	llmc_slot slot = { LLMC_SLOT_OPTIONS(COPIED).penalties = sampler_has_penalties(p),
+		           .seed = p->seed, .n_sampled = n_output };
 
-	slot.penalties = slot.repetition != 1 || slot.presence != 0 || slot.frequency != 0;
+	if (slot.repetition_penalty == 0)
+		slot.repetition_penalty = 1;
 	if (n_output)
 		slot.last = output[n_output - 1];
 	return set_slot(s->on, q, &slot, prompt, n_prompt, output, n_output, err);

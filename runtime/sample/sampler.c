@@ -205,8 +205,7 @@ sampler_open(int32_t vocab, const llmc_params *p, const int32_t *eos, int32_t n_
 			memcpy(s->eos, eos, (size_t)s->n_eos * sizeof *eos);
 		if (s->p.repetition_penalty == 0)
 			s->p.repetition_penalty = 1;
-		s->penalties = s->p.repetition_penalty != 1 || own.presence_penalty != 0 ||
-		               own.frequency_penalty != 0;
+		s->penalties = sampler_has_penalties(&own);
 		s->window = s->penalties && own.repeat_last_n != 0;
 		s->keeps_hist = s->window || own.dry_multiplier > 0;
 		s->mu = 2 * (double)sample_mirostat_tau(&own);

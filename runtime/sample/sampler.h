@@ -53,6 +53,7 @@ llmc_status sampler_limit_thinking(llmc_sampler *s, const llmc_tokenizer *t, con
 /* sampler_options.c: the field of an option; does it have an effect by itself? */
 double sampler_option_value(const llmc_option *o, const llmc_params *p);
 bool sampler_option_acts(const llmc_option *o, const llmc_params *p);
+bool sampler_has_penalties(const llmc_params *p);
 /* Check the ranges of parameters; sampler_check also checks token ids against a vocabulary. */
 llmc_status sampler_check_options(const llmc_params *p,
                                   llmc_error *err); /* sampler_options.c: numbers in range */

@@ -56,6 +56,13 @@ sampler_option_acts(const llmc_option *o, const llmc_params *p)
 	return false;
 }
 
+bool
+sampler_has_penalties(const llmc_params *p)
+{
+	return (p->repetition_penalty != 0 && p->repetition_penalty != 1) ||
+	       p->presence_penalty != 0 || p->frequency_penalty != 0;
+}
+
 llmc_status
 sampler_check_options(const llmc_params *p, llmc_error *err)
 {

@@ -427,7 +427,7 @@ def check_samples(cpu, logits, cases):
     rows, vocab = logits.shape[1:]
     slots, want = np.zeros(rows, S.SLOT), []
     for o, case in enumerate(cases):
-        slots[o]["repetition"], slots[o]["seed"] = 1, o
+        slots[o]["repetition_penalty"], slots[o]["seed"] = 1, o
         for name, v in case.items():
             slots[o][name] = v
         sampler = S.Sampler(cpu, vocab, [], seed=o, **case)

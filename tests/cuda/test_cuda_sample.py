@@ -27,22 +27,22 @@ SOURCES = [
     "tests/cuda/no_text.c",
 ]
 RING, PARTS, SEEN = 4, 32, 1 << 30
-SLOT = np.dtype(
-    [
-        ("temperature", "f4"),
-        ("top_p", "f4"),
-        ("min_p", "f4"),
-        ("repetition", "f4"),
-        ("presence", "f4"),
-        ("frequency", "f4"),
-        ("top_k", "i4"),
-        ("penalties", "i4"),
-        ("last", "i4"),
-        ("pad", "i4"),
-        ("seed", "u8"),
-        ("n_pick", "u8"),
-    ]
-)
+
+
+def slot_type(state):
+    """llmc_slot of the text of sampler_state.h"""
+    kinds = {"float": "f4", "int": "i4"}
+    options = re.findall(r"^\tX\((\w+), (\w+)\)", state, re.M)
+    return np.dtype(
+        [
+            *((name, kinds[kind]) for kind, name in options),
+            *(("penalties", "i4"), ("last", "i4"), ("seed", "u8"), ("n_pick", "u8")),
+        ],
+        align=True,
+    )
+
+
+SLOT = slot_type((H.TEMPLATES / "cuda" / "sampling" / "sampler_state.h").read_text())
 PICKED = np.dtype([("id", "i4"), ("logprob", "f4"), ("status", "i4"), ("pad", "i4")])
 STEP = "s_n s_tok s_pos s_pos2 s_seq_of s_q_start s_kv_len s_prefix_len s_out_row s_block_table".split()
 POINTERS = (
@@ -360,9 +360,9 @@ def test_samples_equal_the_cpus(cpu, vocab, spread, ties):
         logits = np.round(logits * 2) / np.float32(2)
     slots, counts, samplers = np.zeros(rows, SLOT), np.zeros((rows, vocab), np.int32), []
     for o, case in enumerate(CASES):
-        slots[o]["repetition"] = 1
+        slots[o]["repetition_penalty"] = 1
         for k, v in case.items():
-            slots[o][k.replace("_penalty", "")] = v
+            slots[o][k] = v
         slots[o]["penalties"] = any("penalty" in k for k in case)
         slots[o]["seed"] = 77 + o + vocab
         prompt = rng.integers(0, vocab, 20)
@@ -417,9 +417,9 @@ def test_masks_leave_what_is_allowed(cpu):
     at = [[-1, 0, 1, 2, 3, 1][o % 6] for o in range(rows)]
     slots, counts, want = np.zeros(rows, SLOT), np.zeros((rows, vocab), np.int32), []
     for o, case in enumerate(cases):
-        slots[o]["repetition"] = 1
+        slots[o]["repetition_penalty"] = 1
         for k, v in case.items():
-            slots[o][k.replace("_penalty", "")] = v
+            slots[o][k] = v
         slots[o]["penalties"] = any("penalty" in k for k in case)
         slots[o]["seed"] = 5 + o
         prompt = rng.integers(0, vocab, 20)
@@ -468,7 +468,7 @@ def test_greedy_rows_are_the_same_however_they_are_shared(rows, vocab):
         second = min(first + [512, 1, 32, vocab, piece, 4096][o % 6], vocab - 1)
         logits[0, o, [first, second]] = logits[0, o].max() + rng.integers(0, 2) * 3
     slots = np.zeros(rows, SLOT)
-    slots["repetition"] = 1
+    slots["repetition_penalty"] = 1
     v = logits[0].astype(np.float64)
     top = v.max(axis=1)
     want = -np.log(np.exp(v - top[:, None]).sum(axis=1))
@@ -511,9 +511,9 @@ def test_rows_that_cannot_be_sampled_are_reported(mode, seed):
     logits[0, 3, 333] = -5
     slots = np.zeros(rows, SLOT)
     slots["temperature"] = [0, 1, 1, 1, 1, 0]
-    slots["repetition"], slots["last"], slots["seed"] = 1, 42, 3
+    slots["repetition_penalty"], slots["last"], slots["seed"] = 1, 42, 3
     slots["penalties"][4] = 1
-    slots["presence"][4] = np.nan  # a NaN penalty is reported like NaN logits
+    slots["presence_penalty"][4] = np.nan  # a NaN penalty is reported like NaN logits
     counts = np.zeros((rows, vocab), np.int32)
     counts[4, 9] = 1
     (got,) = sample(logits, slots, counts, mode, seed, grid=2)
@@ -534,7 +534,7 @@ def test_a_temperature_that_is_all_but_zero_is_greedy(cpu):
     logits = (np.random.default_rng(4).standard_normal((1, rows, vocab)) - 50).astype(np.float32)
     slots = np.zeros(rows, SLOT)
     for o, case in enumerate(cases):
-        for k, v in {"temperature": 1e-40, "repetition": 1, **case}.items():
+        for k, v in {"temperature": 1e-40, "repetition_penalty": 1, **case}.items():
             slots[o][k] = v
         sampler = Sampler(cpu, vocab, [], temperature=1e-40, **case)
         assert sampler.pick(logits[0, o])[:2] == (0, logits[0, o].argmax())

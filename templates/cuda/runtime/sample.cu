@@ -24,10 +24,11 @@ penalised(const llmc_slot &slot, float v, int count)
 {
 	if (count == 0)
 		return v;
-	v = v < 0 ? __fmul_rn(v, slot.repetition) : v / slot.repetition;
+	v = v < 0 ? __fmul_rn(v, slot.repetition_penalty) : v / slot.repetition_penalty;
 	if (count & LLMC_COUNT)
-		v = __fadd_rn(v, -__fadd_rn(__fmul_rn(slot.frequency, (float)(count & LLMC_COUNT)),
-		                            slot.presence));
+		v = __fadd_rn(
+		    v, -__fadd_rn(__fmul_rn(slot.frequency_penalty, (float)(count & LLMC_COUNT)),
+		                  slot.presence_penalty));
 	return v;
 }
 

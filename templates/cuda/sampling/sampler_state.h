@@ -60,8 +60,8 @@
  *   - Status 1: a NaN. Status 2: all logits are -inf. Otherwise 0. With another status than 0 the
  *     slot is unchanged and the id is 0.
  *   - Penalties, with c = counts[slot][id]: if c != 0 (token in prompt or output), v = v < 0 ? v
- *     * repetition : v / repetition. If c & LLMC_COUNT, v -= frequency * (c & LLMC_COUNT) +
- *     presence.
+ *     * repetition_penalty : v / repetition_penalty. If c & LLMC_COUNT, v -= frequency_penalty *
+ *     (c & LLMC_COUNT) + presence_penalty.
  *   - temperature == 0: the largest, the first of equal ones. Else weights exp(v / temperature -
  *     max).
  *   - top_k > 0: values below the k-th largest are dropped (ties stay).
@@ -84,11 +84,22 @@ enum {
 	LLMC_COUNT = LLMC_SEEN - 1
 }; /* bits of a count: bit 30: occurs in the prompt; the rest: occurrences in the output */
 
+/* Sampling options that the GPU computes, by their names in llmc_params, from which the host copies
+ * them. Requests with others are sampled on the host. */
+#define LLMC_SLOT_OPTIONS(X) \
+	X(float, temperature) \
+	X(float, top_p) \
+	X(float, min_p) \
+	X(float, repetition_penalty) \
+	X(float, presence_penalty) \
+	X(float, frequency_penalty) \
+	X(int, top_k)
+#define LLMC_SLOT_FIELD(type, name) type name;
+
 typedef struct llmc_slot { /* state of one sequence of the session */
-	float temperature, top_p, min_p, repetition, presence, frequency;
-	int top_k, penalties;
-	int last; /* token that its last step sampled */
-	int pad;
+	LLMC_SLOT_OPTIONS(LLMC_SLOT_FIELD)
+	int penalties; /* has penalties that count tokens */
+	int last;      /* token that its last step sampled */
 	unsigned long long seed, n_sampled;
 } llmc_slot;
 
