@@ -281,8 +281,8 @@ typedef struct Sampling {
 	      "samplers",                                                                          \
 	      "ORDER",                                                                             \
 	      &smp->p.samplers,                                                                    \
-	      "llama.cpp's order of samplers: names separated by ';', or letters of "              \
-	      "edskypmxti; others are off [llmc's order]" },                                       \
+	      "llama.cpp's order of samplers: names separated by ';', or letters "                 \
+	      "of " LLMC_SAMPLER_LETTERS "; others are off [llmc's order]" },                      \
 	    { OPT_LIST, 0, "stop", "TEXT", &smp->stop, "stop at this string; may be repeated" },   \
 	    { OPT_INT,                                                                             \
 	      0,                                                                                   \

@@ -372,6 +372,23 @@ typedef struct llmc_sequence {
 	  "Mirostat: learning rate", "; 0: 0.1", "") \
 	X(INT, min_keep, PART, 0, INT32_MAX, 0, INT32_MAX, 0, 0, 0, NULL, NULL, NULL, \
 	  "top_p, min_p, typical_p and XTC leave at least N tokens", "", NULL)
+/* Samplers that may be ordered (llmc_params.samplers): letter and name */
+#define LLMC_SAMPLERS(X) \
+	X(e, "penalties") \
+	X(d, "dry") \
+	X(s, "top_n_sigma") \
+	X(k, "top_k") \
+	X(y, "typ_p") \
+	X(p, "top_p") \
+	X(m, "min_p") \
+	X(x, "xtc") \
+	X(t, "temperature") \
+	X(i, "infill")
+#define LLMC_SAMPLER_LETTER(letter, name) #letter
+#define LLMC_SAMPLER_LETTERS LLMC_SAMPLERS(LLMC_SAMPLER_LETTER)
+/* The library's order, and that with XTC or a dynamic temperature */
+#define LLMC_SAMPLER_ORDER "edstkpmy"
+#define LLMC_SAMPLER_ORDER_LATE "edskpmyxt"
 #define LLMC_OPTION_TYPE_FLOAT float
 #define LLMC_OPTION_TYPE_INT int32_t
 #define LLMC_OPTION_TYPE_BOOL bool
@@ -411,9 +428,8 @@ typedef struct llmc_params { /* LLMC_INIT gives greedy decoding of up to 256 new
 	/* 0: any token may be sampled; else only these, ends of sequence included */
 	int32_t n_allowed_tokens;
 	const int32_t *allowed_tokens;
-	/* order of samplers, as llama.cpp defines them: names separated by ';' (penalties, dry,
-	 * top_n_sigma, top_k, typ_p, top_p, min_p, xtc, temperature, infill), or one letter for
-	 * each (e d s k y p m x t i). Others do not sample; without temperature it is 1. Mirostat
+	/* order of samplers, as llama.cpp defines them: names separated by ';', or letters
+	 * (LLMC_SAMPLERS). Others do not sample; without temperature it is 1. Mirostat
 	 * ignores it. "": no samplers; NULL: the library's order */
 	const char *samplers;
 } llmc_params;

@@ -96,6 +96,9 @@ def expand(node):
 
 def openapi(text):
     """The OpenAPI document that the server sends, from serve/pages/assets/openapi.json."""
+    with open(HEADER, encoding="utf-8") as f:
+        letters = "".join(re.findall(r'^\tX\((\w), "\w+"\)', f.read(), re.M))
+    text = text.replace("LLMC_SAMPLER_LETTERS", letters)
     return json.dumps(expand(json.loads(text)), indent=1, ensure_ascii=False) + "\n"
 
 

@@ -27,6 +27,7 @@ static const struct {
 	{ 't', { "temperature", "temp" } },
 };
 enum { N_KIND = sizeof kind / sizeof *kind, N_NAME = sizeof kind->name / sizeof *kind->name };
+_Static_assert(sizeof LLMC_SAMPLER_LETTERS - 1 == N_KIND, "each sampler has a letter");
 
 /* ---- orders of requests ---- */
 
@@ -52,11 +53,12 @@ is_letter(char c)
 static llmc_status
 unknown(const char *text, size_t n, llmc_error *err)
 {
+#define NAMED(letter, name) name ", "
+	static const char names[] = LLMC_SAMPLERS(NAMED);
+
 	return error_set(err, LLMC_E_RANGE,
-	                 "no sampler is called '%.*s'; samplers are penalties, dry, "
-	                 "top_n_sigma, top_k, typ_p, top_p, min_p, xtc, temperature and infill, or "
-	                 "the letters edskypmxti",
-	                 n < 40 ? (int)n : 40, text);
+	                 "no sampler is called '%.*s'; samplers are %sor the letters %s",
+	                 n < 40 ? (int)n : 40, text, names, LLMC_SAMPLER_LETTERS);
 }
 
 llmc_status
@@ -153,7 +155,7 @@ sampler_order_of(const llmc_params *p, char out[SAMPLERS_MAX + 1])
 	if (p->samplers)
 		sampler_order(p->samplers, out, NULL); /* valid: sampler_open has checked it */
 	else /* the order of sampler.h as letters, because min_keep exists in chains only */
-		strcpy(out, is_late(p) ? "edskpmyxt" : "edstkpmy");
+		strcpy(out, is_late(p) ? LLMC_SAMPLER_ORDER_LATE : LLMC_SAMPLER_ORDER);
 }
 
 /* ---- the order of sampler.h: lists of weights ---- */

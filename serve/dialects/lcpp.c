@@ -88,15 +88,14 @@ failed(Generation *g, const Problem *p)
 static void
 put_samplers(const llmc_params *ep, const char *order, Strbuf *b)
 {
-	static const char letters[] = "edskypmxti", *const names[] = {
-		"penalties", "dry",   "top_n_sigma", "top_k",       "typ_p",
-		"top_p",     "min_p", "xtc",         "temperature", "infill"
-	};
+#define NAME(letter, name) name,
+	static const char letters[] = LLMC_SAMPLER_LETTERS;
+	static const char *const names[] = { LLMC_SAMPLERS(NAME) };
 	const bool late = ep->xtc_probability > 0 || ep->dynatemp_range > 0;
 
 	/* the library's order */
 	if (!order)
-		order = late ? "edskpmyxt" : "edstkpmy";
+		order = late ? LLMC_SAMPLER_ORDER_LATE : LLMC_SAMPLER_ORDER;
 	strbuf_putc(b, '[');
 	for (const char *at = order, *comma = ""; *at; comma = ",") {
 		const char *letter = strchr(order, ';') ? NULL : strchr(letters, *at);
