@@ -75,7 +75,7 @@ $(BUILD)/image/flags: always
 always:
 
 # Generated files in the source tree, written only if they differ from their sources.
-$(BUILD)/generated: include/llmc.h serve/fields.def $(addprefix tools/,sampling_options.py request_fields.py serving_doc.py)
+$(BUILD)/generated: include/llmc.h serve/fields.def serve/field_routes.def $(addprefix tools/,sampling_options.py request_fields.py serving_doc.py)
 	@mkdir -p $(@D)
 	@python3 tools/sampling_options.py
 	@python3 tools/serving_doc.py --fields

@@ -7,19 +7,12 @@ import re
 import sampling_options
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# name of a set of routes in the table: (name in request_fields.json of the tests, paths)
-ROUTES = {
-    "CHAT": ("chat", ["/v1/chat/completions"]),
-    "COMPLETIONS": ("completions", ["/v1/completions"]),
-    "RESPONSES": ("responses", ["/v1/responses"]),
-    "EMBEDDINGS": ("embeddings", ["/v1/embeddings"]),
-    "MESSAGES": ("messages", ["/v1/messages"]),
-    "OLLAMA_CHAT": ("ollama_chat", ["/api/chat"]),
-    "OLLAMA_GENERATE": ("ollama_generate", ["/api/generate"]),
-    "OLLAMA_EMBED": ("ollama_embed", ["/api/embed"]),
-    "LCPP": ("llamacpp", ["/completion", "/completions", "/infill"]),
-    "TGI": ("tgi", ["/generate", "/generate_stream", "/", "/invocations"]),
-}
+with open(os.path.join(ROOT, "serve", "field_routes.def"), encoding="utf-8") as f:
+    # set of routes: (name in request_fields.json of the tests, paths)
+    ROUTES = {
+        name: (key, paths.split())
+        for name, key, paths in re.findall(r'^ROUTES\((\w+), "(\w+)", "([^"]+)"\)$', f.read(), re.M)
+    }
 TEXT = r'"((?:[^"\\]|\\.)*)"'
 ROW = re.compile(
     rf"^(DONE|COPIED|MADE|ALIAS|IGNORED|REFUSED)\(([A-Z_ |]+), {TEXT}(?:, {TEXT})?(?:, {TEXT})?\)$"

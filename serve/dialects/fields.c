@@ -24,17 +24,10 @@ typedef struct FieldRow {
 	const char *advice;   /* replacement of a refused field, a sentence */
 } FieldRow;
 
-enum {
-	CHAT = FIELDS_CHAT,
-	COMPLETIONS = FIELDS_COMPLETIONS,
-	RESPONSES = FIELDS_RESPONSES,
-	EMBEDDINGS = FIELDS_EMBEDDINGS,
-	MESSAGES = FIELDS_MESSAGES,
-	OLLAMA_CHAT = FIELDS_OLLAMA_CHAT,
-	OLLAMA_GENERATE = FIELDS_OLLAMA_GENERATE,
-	OLLAMA_EMBED = FIELDS_OLLAMA_EMBED,
-	TGI = FIELDS_TGI,
-	LCPP = FIELDS_LCPP,
+enum { /* names without prefix, for the rows */
+#define ROUTES(set, name, paths) set = FIELDS_##set,
+#include "serve/field_routes.def"
+#undef ROUTES
 };
 
 /* Fields that are read by their own code or ignored need no row at run time. */

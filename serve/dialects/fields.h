@@ -4,17 +4,16 @@
 
 #include "serve/http/json_body.h"
 
-enum { /* routes of a row */
-       FIELDS_CHAT = 1,
-       FIELDS_COMPLETIONS = 2,
-       FIELDS_RESPONSES = 4,
-       FIELDS_EMBEDDINGS = 8,
-       FIELDS_MESSAGES = 16, /* Anthropic's messages and their counting */
-       FIELDS_OLLAMA_CHAT = 32,
-       FIELDS_OLLAMA_GENERATE = 64,
-       FIELDS_OLLAMA_EMBED = 128,
-       FIELDS_TGI = 256,
-       FIELDS_LCPP = 512, /* /completion, /completions, /infill */
+/* FIELDS_CHAT and others: bits of the sets of routes */
+enum {
+#define ROUTES(set, name, paths) FIELDS_AT_##set,
+#include "serve/field_routes.def"
+#undef ROUTES
+};
+enum {
+#define ROUTES(set, name, paths) FIELDS_##set = 1 << FIELDS_AT_##set,
+#include "serve/field_routes.def"
+#undef ROUTES
 };
 
 /* Refuse the fields of the body that the table refuses: they would change the answer. */

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FAMILY = re.compile(r"llama|qwen|mistral|gemma|deepseek|glm|bloom|baichuan", re.I)
 # values in file formats: the rope type in config.json and GGUF, tokenizer model names in GGUF, the class in tokenizer_config.json, model_type in an .flm; a dialect of the server
 ALLOWED = re.compile(
-    r'[oO]llama|OLLAMA|llama_cpp|LLAMA_CPP|"llama3"|"deepseek_yarn"|SCALE_LLAMA3|"llama"|\bllama3\b|llama-bpe|"tokenizer\.ggml|llama\.cpp|llama-gguf-split|gpt2, gemma4, llama, t5 and bert|"gemma4"|"ChatGLMTokenizer"|"chatglm"'
+    r'[oO]llama|OLLAMA|llama_cpp|LLAMA_CPP|"llamacpp"|"llama3"|"deepseek_yarn"|SCALE_LLAMA3|"llama"|\bllama3\b|llama-bpe|"tokenizer\.ggml|llama\.cpp|llama-gguf-split|gpt2, gemma4, llama, t5 and bert|"gemma4"|"ChatGLMTokenizer"|"chatglm"'
 )
 
 
