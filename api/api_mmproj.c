@@ -87,7 +87,7 @@ token_of(const char *model, const char *text, int64_t *id, llmc_error *err)
 	Gguf *g;
 
 	TRY(gguf_open(model, &g, err));
-	for (size_t i = 0; !found && gguf_arr_str(g, "tokenizer.ggml.tokens", i, &s); i++) {
+	for (size_t i = 0; !found && gguf_arr_str(g, GGUF_VOCAB "tokens", i, &s); i++) {
 		found = s.n == n && memcmp(s.s, text, n) == 0;
 		*id = (int64_t)i;
 	}

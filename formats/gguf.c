@@ -4,6 +4,10 @@
 
 #include "formats/gguf_private.h"
 
+const char *const gguf_end_keys[GGUF_END_KEYS] = { GGUF_VOCAB "eos_token_id",
+	                                           GGUF_VOCAB "eot_token_id",
+	                                           GGUF_VOCAB "eom_token_id" };
+
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "GGUF is read in place, little endian");
 
 enum {

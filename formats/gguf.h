@@ -42,6 +42,15 @@ typedef struct GgufTensor {
 	const QuantFormatMatrix *made; /* how rows are converted; NULL: stored as is */
 } GgufTensor;
 
+/* Keys of the vocabulary */
+#define GGUF_VOCAB "tokenizer.ggml."
+/* Keys of the tokens that end an output, that of the end of text first */
+enum { GGUF_END_KEYS = 3 };
+extern const char *const gguf_end_keys[GGUF_END_KEYS];
+/* Values of pooling_type; GGUF_POOL_RANK: scores of a classifier, whose pooling is
+ * classifier.pooling_type */
+enum { GGUF_POOL_MEAN = 1, GGUF_POOL_CLS = 2, GGUF_POOL_LAST = 3, GGUF_POOL_RANK = 4 };
+
 /* Opens a GGUF. A split file is opened by the name of its first part, NAME-00001-of-0000N.gguf. The
  * other parts are found in the same folder and checked. Tensors come from all parts, keys from the
  * first. */

@@ -257,7 +257,7 @@ open_file(const char *path, llmc_tokenizer **out, bool *spm, bool *absent, llmc_
 		status = gguf_open(path, &g, err);
 		if (status == LLMC_OK) {
 			GgufStr model;
-			*absent = !gguf_str(g, "tokenizer.ggml.model", &model);
+			*absent = !gguf_str(g, GGUF_VOCAB "model", &model);
 			status = text_open_gguf(g, path, out, err);
 			gguf_close(g);
 		}

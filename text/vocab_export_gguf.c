@@ -11,7 +11,7 @@
 #include "formats/gguf_write.h"
 #include "text/text.h"
 
-#define KEY "tokenizer.ggml."
+#define KEY GGUF_VOCAB
 #define CHECK_TEXT "configs/texts/calibration.txt"
 enum { CHECK_BYTES = 20000 };
 
@@ -403,8 +403,6 @@ put_id(VocabExport *j, const char *key, int32_t id)
 static void
 put_rest(VocabExport *j)
 {
-	static const char *const ends[] = { KEY "eos_token_id", KEY "eot_token_id",
-		                            KEY "eom_token_id" };
 	const llmc_tokenizer *t = j->own;
 
 	/* an encoder begins and ends with tokens of other names */
@@ -416,9 +414,9 @@ put_rest(VocabExport *j)
 	const size_t n_between = t->has_pair ? t->n_pair[1] : 0;
 	const bool ended = n_between && between[0] == eos, sep = n_between == 1u + ended;
 	put_id(j, KEY "bos_token_id", bos);
-	put_id(j, ends[0], eos);
-	for (int i = 1; i < 3 && i < t->n_eos; i++)
-		put_id(j, ends[i], t->eos[i]);
+	put_id(j, gguf_end_keys[0], eos);
+	for (int i = 1; i < GGUF_END_KEYS && i < t->n_eos; i++)
+		put_id(j, gguf_end_keys[i], t->eos[i]);
 	put_id(j, KEY "unknown_token_id", t->unk >= 0 ? t->unk : t->unk_id);
 	put_id(j, KEY "padding_token_id", t->pad);
 	if (t->model == MODEL_WORDPIECE)

@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-#define KEY "tokenizer.ggml."
+#define KEY GGUF_VOCAB
 
 typedef struct GgufLoad {
 	llmc_tokenizer *t;
@@ -382,10 +382,10 @@ load(GgufLoad *l)
 	t->pad = get_id(l, KEY "padding_token_id");
 	load_fim(l);
 	eos_add(t, words ? get_id_of(l, KEY "seperator_token_id", KEY "eos_token_id", 102)
-	                 : get_id(l, KEY "eos_token_id"));
+	                 : get_id(l, gguf_end_keys[0]));
 	int32_t main_eos = t->n_eos ? t->eos[0] : -1;
-	eos_add(t, get_id(l, KEY "eot_token_id"));
-	eos_add(t, get_id(l, KEY "eom_token_id"));
+	for (int i = 1; i < GGUF_END_KEYS; i++)
+		eos_add(t, get_id(l, gguf_end_keys[i]));
 	end_list_open(t);
 	for (int32_t i = 0; i < t->n_ids; i++)
 		if ((t->tok[i].type == TT_CONTROL || t->tok[i].type == TT_USER) &&

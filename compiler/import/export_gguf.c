@@ -13,8 +13,10 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/text.h"
 #include "compiler/import/export_compare.h"
 #include "compiler/import/import.h"
+#include "formats/gguf.h"
 
 typedef struct ExportJob {
 	ImportSource *from; /* keys and tensors of the folder */
@@ -38,11 +40,9 @@ is_real(const char *name)
 		                            "alibi_bias", "clamp_kqv",  "beta_fast",
 		                            "beta_slow",  "multiplier", "weights_scale" };
 
-	for (size_t i = 0; i < sizeof ends / sizeof *ends; i++) {
-		size_t n = strlen(name), k = strlen(ends[i]);
-		if (n >= k && strcmp(name + n - k, ends[i]) == 0)
+	for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
+		if (ends_with(name, ends[i]))
 			return true;
-	}
 	return false;
 }
 
@@ -447,21 +447,19 @@ complete(ExportJob *j, SpecKey *differs)
 	return back;
 }
 
-/* Add the pooling: 1 mean, 2 first row, 3 last row. 4 is a classifier, whose own pooling is another
- * key. */
 static void
 pooling_keys(ExportJob *j)
 {
 	const Spec *s = j->spec;
-	const int kind = s->pool.kind == LLMC_POOL_MEAN   ? 1
-	                 : s->pool.kind == LLMC_POOL_CLS  ? 2
-	                 : s->pool.kind == LLMC_POOL_LAST ? 3
+	const int kind = s->pool.kind == LLMC_POOL_MEAN   ? GGUF_POOL_MEAN
+	                 : s->pool.kind == LLMC_POOL_CLS  ? GGUF_POOL_CLS
+	                 : s->pool.kind == LLMC_POOL_LAST ? GGUF_POOL_LAST
 	                                                  : 0;
 	const bool labels = s->head.kind == LLMC_OUTPUT_LABELS;
 
 	if (s->head.kind == LLMC_OUTPUT_LOGITS || !kind)
 		return;
-	num_add(j, "pooling_type", labels ? 4 : kind);
+	num_add(j, "pooling_type", labels ? GGUF_POOL_RANK : kind);
 	if (labels)
 		num_add(j, "classifier.pooling_type", kind);
 }

@@ -241,17 +241,14 @@ dense(ImportSource *s)
 void
 source_convert_gguf(ImportSource *s)
 {
-	static const char *const ends[] = { "tokenizer.ggml.eos_token_id",
-		                            "tokenizer.ggml.eot_token_id",
-		                            "tokenizer.ggml.eom_token_id" };
 	const char *out = "";
-	double v, seen[3];
+	double v, seen[GGUF_END_KEYS];
 	int n = 0;
 
 	scaling(s);
 	dense(s);
-	for (int i = 0; i < 3; i++) {
-		if (!source_num(s, ends[i], &v) || v < 0)
+	for (int i = 0; i < GGUF_END_KEYS; i++) {
+		if (!source_num(s, gguf_end_keys[i], &v) || v < 0)
 			continue;
 		bool again = false;
 		for (int j = 0; j < n; j++)
@@ -263,22 +260,26 @@ source_convert_gguf(ImportSource *s)
 	}
 	if (*out)
 		source_set(s, K_eos, arena_printf(s->a, "[%s]", out));
-	/* 1: mean, 2: first, 3: last; 4: scores of a classifier, over one of these */
-	if (source_num(s, "pooling_type", &v) && v >= 1 && v <= 4) {
-		static const char *const kind[] = { "mean", "cls", "last", "last" };
+	if (source_num(s, "pooling_type", &v) && v >= GGUF_POOL_MEAN && v <= GGUF_POOL_RANK) {
+		static const char *const kind[] = { [GGUF_POOL_MEAN] = "mean",
+			                            [GGUF_POOL_CLS] = "cls",
+			                            [GGUF_POOL_LAST] = "last",
+			                            [GGUF_POOL_RANK] = "last" };
 		const SourceTensor *scores = source_tensor(s, "cls.output.weight");
 		double of = v;
-		if (v == 4 && source_num(s, "classifier.pooling_type", &of) &&
-		    !(of >= 1 && of <= 3))
-			of = 4;
-		source_set(s, K_pool_kind, kind[(int)of - 1]);
-		source_set(s, K_head_kind, v == 4 && scores ? "labels" : "hidden");
-		if (v == 4 && scores) /* a matrix of one row may be stored as a vector */
+		if (v == GGUF_POOL_RANK && source_num(s, "classifier.pooling_type", &of) &&
+		    !(of >= GGUF_POOL_MEAN && of <= GGUF_POOL_LAST))
+			of = GGUF_POOL_RANK;
+		source_set(s, K_pool_kind, kind[(int)of]);
+		source_set(s, K_head_kind, v == GGUF_POOL_RANK && scores ? "labels" : "hidden");
+		if (v == GGUF_POOL_RANK &&
+		    scores) /* a matrix of one row may be stored as a vector */
 			source_set_num(s, K_labels,
 			               scores->n_dims == 1 ? 1 : (double)scores->dim[0]);
 		source_set(s, K_pool_norm,
-		           v == 4 ? "false" : "true"); /* the default of llama.cpp's server */
+		           v == GGUF_POOL_RANK ? "false"
+		                               : "true"); /* the default of llama.cpp's server */
 	}
-	if (source_num(s, "tokenizer.ggml.bos_token_id", &v))
+	if (source_num(s, GGUF_VOCAB "bos_token_id", &v))
 		source_set_num(s, K_bos, v);
 }
