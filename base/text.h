@@ -15,6 +15,16 @@ ends_with(const char *s, const char *tail)
 	return n >= k && (k == 0 || memcmp(s + n - k, tail, k) == 0);
 }
 
+/* Return whether s ends with one of n tails. */
+static inline bool
+ends_with_any(const char *s, const char *const *tail, size_t n)
+{
+	for (size_t i = 0; i < n; i++)
+		if (ends_with(s, tail[i]))
+			return true;
+	return false;
+}
+
 /* Order of two elements of a `char *` array, for qsort */
 static inline int
 text_order(const void *a, const void *b)

@@ -9,6 +9,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/text.h"
 #include "formats/dequant.h"
 
 enum { MAX_SIDE_FILE_BYTES = 1 << 29 };
@@ -266,12 +267,8 @@ is_weights(const char *name)
 	static const char *const ends[] = { ".safetensors", ".bin",        ".pt",
 		                            ".pth",         ".index.json", ".gguf",
 		                            ".h5",          ".msgpack",    ".onnx" };
-	size_t n = strlen(name);
 
-	for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
-		if (n >= strlen(ends[i]) && strcmp(name + n - strlen(ends[i]), ends[i]) == 0)
-			return true;
-	return false;
+	return ends_with_any(name, ends, sizeof ends / sizeof *ends);
 }
 
 llmc_status

@@ -40,10 +40,7 @@ is_real(const char *name)
 		                            "alibi_bias", "clamp_kqv",  "beta_fast",
 		                            "beta_slow",  "multiplier", "weights_scale" };
 
-	for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
-		if (ends_with(name, ends[i]))
-			return true;
-	return false;
+	return ends_with_any(name, ends, sizeof ends / sizeof *ends);
 }
 
 static void

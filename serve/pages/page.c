@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/embed.h"
+#include "base/text.h"
 #include "serve/http/request.h"
 #include "serve/http/route.h"
 
@@ -71,15 +72,12 @@ page_asset(Req *r)
 		{ ".json", type_json },
 	};
 	char path[320];
-	size_t n = strlen(r->tail);
 
 	snprintf(path, sizeof path, "serve/pages/assets/%s", r->tail);
-	for (size_t i = 0; i < sizeof kind / sizeof *kind; i++) {
-		size_t k = strlen(kind[i].end);
-		if (n > k && !strcmp(r->tail + n - k, kind[i].end)) {
+	for (size_t i = 0; i < sizeof kind / sizeof *kind; i++)
+		if (ends_with(r->tail, kind[i].end)) {
 			answer(r, path, kind[i].type);
 			return;
 		}
-	}
 	answer(r, "", type_text);
 }
