@@ -88,6 +88,7 @@ openai_read_chat(Generation *g, const json_t *o, Problem *p)
 	    !read_join(g, o, p) || !openai_read_logprobs(g, o, p) ||
 	    !field_bool(o, "add_special_tokens", &special, p))
 		return false;
+	g->clip_new = has_oldest && !has_max && !has_older; /* as in llama.cpp, whose field it is */
 	g->max_new = (int32_t)(has_max ? max_tokens : has_older ? older : oldest);
 	if (g->max_new > 0 && g->ep.min_tokens > g->max_new)
 		return problem(p, 400, "min_tokens",

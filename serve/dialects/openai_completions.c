@@ -111,7 +111,8 @@ read_completion(Generation *g, const json_t *o, Problem *p)
 		if (best_of > g->n)
 			g->best_of = (int32_t)best_of;
 	}
-	g->max_new = (int32_t)(has_predict && !has_max ? n_predict : max_tokens);
+	g->clip_new = has_predict && !has_max; /* as in llama.cpp, whose field it is */
+	g->max_new = (int32_t)(g->clip_new ? n_predict : max_tokens);
 	if (g->max_new >= 0 && g->ep.min_tokens > g->max_new)
 		return problem(p, 400, "min_tokens",
 		               "Invalid 'min_tokens': %d is more than 'max_tokens', which is %d.",

@@ -97,7 +97,7 @@ bool
 openai_cut(const Generation *g, SubRequest *sub)
 {
 	const OpenAi *own = openai_own(g);
-	int32_t room = g->model->max_total - (g->max_new > 0 ? g->max_new : 1),
+	int32_t room = g->model->max_total - (g->max_new > 0 && !g->clip_new ? g->max_new : 1),
 	        most = room < g->model->max_input ? room : g->model->max_input;
 	size_t keep = own->keep > 0 ? (size_t)own->keep : most > 0 ? (size_t)most : 1;
 

@@ -4,6 +4,7 @@
 The model is LLMC_SUITE_MODEL. An option without a counterpart ends the process with status 1.
 """
 
+import json
 import os
 import re
 import sys
@@ -45,7 +46,6 @@ IMPLIED = {
     "--no-slots",
     "--jinja",
     "--no-jinja",
-    "--kv-unified",
     "--swa-full",
     "--no-mmproj",
     "--verbose",
@@ -55,7 +55,7 @@ IMPLIED = {
 
 def translate(args):
     """The arguments of llmc serve, or the option that has no counterpart."""
-    out, slots, context, names = [], 1, None, ""
+    out, slots, context, names, one_cache, think = [], 1, None, "", False, True
     args = list(args)
     while args:
         name = args.pop(0)
@@ -64,8 +64,9 @@ def translate(args):
         if name == "--alias":
             names = args.pop(0)
         elif name == "--reasoning":
-            if args.pop(0) == "off":
-                out += ["--chat-template-kwargs", '{"enable_thinking": false}']
+            think = args.pop(0) != "off"
+        elif name == "--kv-unified":
+            one_cache = True
         elif name == "--ctx-size":
             context = int(args.pop(0))
         elif name in SAME:
@@ -77,7 +78,11 @@ def translate(args):
             return None, name
     if "--models-dir" not in out:
         out += ["--model-name", names + ",*"]  # llama-server answers to any name
-    if context:
+    # llama-server always sets this variable
+    out += ["--chat-template-kwargs", json.dumps({"enable_thinking": think})]
+    if context and one_cache:
+        out += ["--context", str(context), "--kv-tokens", str(context)]
+    elif context:
         out += ["--context", str(max(context // slots, 64))]
     return out, None
 

@@ -21,11 +21,13 @@ def bounded(self, *args, **options):
 
 
 def with_options(method):
-    """The fields of the options --n-predict and --verbose."""
+    """The fields of the options --seed, --temp, --n-predict and --verbose."""
 
     def call(self, verb, path, data=None, *args, **options):
         if isinstance(data, dict) and path in (*GENERATING, *CHATS):
             data = dict(data)
+            data.setdefault("seed", self.seed)
+            data.setdefault("temperature", self.temperature)
             if (self.n_predict or 0) > 0 and not any(n in data for n in LENGTHS):
                 data["n_predict"] = self.n_predict
             if self.debug and path in CHATS:

@@ -124,6 +124,14 @@ def test_lengths(tiny):
         assert r["truncated"] is True and r["stop_type"] == "limit", value
         assert r["tokens_evaluated"] + r["tokens_predicted"] == 256
         assert r["generation_settings"]["n_predict"] == value
+    # so it is on OpenAI's routes, by this name
+    for path, body in (
+        ("/v1/completions", {"prompt": PROMPT}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ):
+        r = tiny.post(path, {**body, "n_predict": 10**6, "ignore_eos": True}).json()
+        assert r["usage"]["total_tokens"] == 256 and r["choices"][0]["finish_reason"] == "length"
+        assert tiny.post(path, {**body, "max_tokens": 10**6}).status == 400
     # the first of its names counts
     body = {"prompt": PROMPT, "max_tokens": 3, "max_completion_tokens": 4}
     assert tiny.post("/completion", body).json()["tokens_predicted"] == 4
