@@ -1,4 +1,5 @@
 #include "base/file.h"
+#include "base/open_file.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -21,15 +22,37 @@ io_error(llmc_error *err, const char *what, const char *path)
 	                 strerror(code));
 }
 
+int
+file_open(const char *path)
+{
+	const bool any = strncmp(path, "/dev/", 5) == 0;
+	int fd = open(path, O_RDONLY | O_CLOEXEC | (any ? 0 : O_NONBLOCK));
+	struct stat st;
+
+	if (fd < 0 || any || (fstat(fd, &st) == 0 && (S_ISREG(st.st_mode) || S_ISDIR(st.st_mode))))
+		return fd;
+	close(fd);
+	errno = EINVAL;
+	return -1;
+}
+
+static llmc_status
+cannot_open(const char *path, llmc_error *err)
+{
+	if (errno == EINVAL)
+		return error_set(err, LLMC_E_IO, "%s: not a regular file", path);
+	return io_error(err, "cannot open", path);
+}
+
 llmc_status
 file_map(const char *path, FileMap *out, llmc_error *err)
 {
 	struct stat st;
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	int fd = file_open(path);
 
 	*out = (FileMap){ 0 };
 	if (fd < 0)
-		return io_error(err, "cannot open", path);
+		return cannot_open(path, err);
 	if (fstat(fd, &st) < 0 || !S_ISREG(st.st_mode)) {
 		close(fd);
 		return error_set(err, LLMC_E_IO, "%s: not a regular file", path);
@@ -80,11 +103,11 @@ file_read(const char *path, size_t max_bytes, Strbuf *out, llmc_error *err)
 {
 	char piece[1 << 14];
 	llmc_status status = LLMC_OK;
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	int fd = file_open(path);
 
 	strbuf_clear(out);
 	if (fd < 0)
-		return io_error(err, "cannot open", path);
+		return cannot_open(path, err);
 	for (;;) {
 		ssize_t n = read(fd, piece, sizeof piece);
 		if (n < 0 && errno == EINTR)

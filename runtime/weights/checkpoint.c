@@ -1,10 +1,10 @@
 /* Checkpoints: opening by path, finding tensors, and messages for a file that does not fit the
  * plan. Readers in formats/ have checked that the data of every tensor lies within its file. */
+#include "base/open_file.h"
 #include "runtime/weights/checkpoint.h"
 
 #include <errno.h>
 #include <dirent.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,7 +31,7 @@ static bool
 starts_with_gguf(const char *path)
 {
 	char magic[4] = { 0 };
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	int fd = file_open(path);
 
 	if (fd < 0)
 		return false;
@@ -388,7 +388,7 @@ add_file(Sha256 *sum, const char *path, llmc_error *err)
 	struct stat st;
 	llmc_status status = LLMC_OK;
 	char *real = realpath(path, NULL);
-	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	int fd = file_open(path);
 	char *head = malloc(HEAD);
 
 	if (fd < 0 || !head || fstat(fd, &st) < 0) {

@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/open_file.h"
 #include "base/sum64.h"
 #include "formats/layout.h"
 #include "runtime/weights/pack_cache_internal.h"
@@ -270,7 +271,7 @@ pack_sum(void *data, int64_t bytes, Threads *threads)
 llmc_status
 pack_open(const char *path, int *fd, struct stat *st, llmc_error *err)
 {
-	*fd = open(path, O_RDONLY | O_CLOEXEC);
+	*fd = file_open(path);
 	if (*fd < 0 || fstat(*fd, st) < 0)
 		return error_set(err, LLMC_E_IO, "%s: cannot open: %s", path, strerror(errno));
 	return file_check_stat(path, st, err);

@@ -121,6 +121,7 @@ def test_mistakes_leave_the_old_weights(serve, folders, tmp_path):
     raw = path.read_bytes()
     (home / "cut.safetensors").write_bytes(raw[: len(raw) // 2])
     (home / "text.safetensors").write_text("no weights")
+    os.mkfifo(home / "fifo.safetensors")
     os.symlink(path, home / "outside.safetensors")
     keys = tmp_path / "keys"
     keys.write_text("client client-key\n")
@@ -141,6 +142,7 @@ def test_mistakes_leave_the_old_weights(serve, folders, tmp_path):
             ("shape", first),
             ("cut", "cut.safetensors"),
             ("text", "text.safetensors"),
+            ("fifo", "not a regular file"),
         ):
             r = post({"path": name + ".safetensors"})
             assert r.status == 400, r.text

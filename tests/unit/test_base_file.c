@@ -246,6 +246,24 @@ a_truncated_map_reads_as_zeros(void **state)
 	signal(SIGBUS, SIG_DFL);
 }
 
+/* A FIFO in a model's folder must not block a thread until another process writes to it. */
+static void
+fifos_are_no_files(void **state)
+{
+	const Tempdir *dir = *state;
+	const char *path = tempdir_file(dir, "fifo");
+	llmc_error err;
+	FileMap m;
+	Strbuf b = { 0 };
+
+	assert_int_equal(mkfifo(path, 0600), 0);
+	assert_int_equal(file_map(path, &m, &err), LLMC_E_IO);
+	assert_non_null(strstr(err.text, "not a regular file"));
+	assert_int_equal(file_read(path, 100, &b, &err), LLMC_E_IO);
+	assert_int_equal(file_read("/dev/null", 100, &b, &err), LLMC_OK);
+	strbuf_release(&b);
+}
+
 int
 main(void)
 {
@@ -258,6 +276,7 @@ main(void)
 		T(a_truncated_map_reads_as_zeros),
 		T(folders_are_made),
 		T(files_that_others_may_write_are_not_trusted),
+		T(fifos_are_no_files),
 		cmocka_unit_test(cache_folder_follows_the_environment),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
