@@ -301,9 +301,17 @@ framing(HttpBody *b, unsigned char c, HttpError *e)
 		if (digit >= 0)
 			b->left = b->left << 4 | (unsigned)digit;
 		else
-			b->at = c == '\r' ? BODY_SIZE_LF : BODY_EXTENSION;
+			b->at = c == '\r' ? BODY_SIZE_LF : c == ';' ? BODY_EXTENSION : BODY_BLANK;
 		break;
 	}
+	case BODY_BLANK:
+		if (c == ' ' || c == '\t')
+			break;
+		if (c != ';' && c != '\r')
+			return refuse(e, 400,
+			              "The size of a chunk is followed by other characters.");
+		b->at = c == '\r' ? BODY_SIZE_LF : BODY_EXTENSION;
+		break;
 	case BODY_EXTENSION:
 		if ((c < 32 && c != '\r' && c != '\t') || c == 127)
 			return refuse(e, 400, "A chunk's extension contains a control character.");

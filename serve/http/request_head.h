@@ -51,6 +51,7 @@ typedef struct HttpBody { /* parser state of a body */
 	enum {
 		BODY_PLAIN,
 		BODY_SIZE,
+		BODY_BLANK, /* between the size of a chunk and its extension */
 		BODY_EXTENSION,
 		BODY_SIZE_LF,
 		BODY_CHUNK,

@@ -114,6 +114,10 @@ REFUSED = {
     ),
     "a chunk beyond 2^64": (413, POST + b"Transfer-Encoding: chunked\r\n\r\n1FFFFFFFFFFFFFFFE\r\n"),
     "a chunk of size +2": (400, POST + b"Transfer-Encoding: chunked\r\n\r\n+2\r\n{}\r\n0\r\n\r\n"),
+    "a chunk with two sizes": (
+        400,
+        POST + b"Transfer-Encoding: chunked\r\n\r\n2 5\r\n{}\r\n0\r\n\r\n",
+    ),
     "a chunk without a size": (
         400,
         POST + b"Transfer-Encoding: chunked\r\n\r\n\r\n{}\r\n0\r\n\r\n",
