@@ -18,6 +18,7 @@
 #include "base/wakeup.h"
 #include "serve/http/connection_internal.h"
 #include "serve/http/request.h"
+#include "serve/models/model_manager.h"
 
 /* Begin a request; false: out of memory. */
 static bool
@@ -282,6 +283,7 @@ check_clocks(Net *n)
 	bool pressed = n->s->pressed;
 	n->s->pressed = false;
 	pthread_mutex_unlock(&n->s->lock);
+	models_answer_overdue(n->s);
 	for (int i = 0; i < 2; i++)
 		for (Conn *c = lists[i]->first, *next; c; c = next) {
 			next = c->next;

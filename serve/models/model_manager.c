@@ -1,6 +1,7 @@
 /* The model manager: one thread that opens and closes engines, one at a time, frees memory for
  * them, and answers the calls that requested it. It runs with the lock held and releases it while
  * it waits for a file. */
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -200,6 +201,16 @@ answer_overdue(Server *s, int *ms)
 	queue_answer_late(over);
 	pthread_mutex_lock(&s->lock);
 	return true;
+}
+
+void
+models_answer_overdue(Server *s)
+{
+	int ms = INT_MAX;
+
+	pthread_mutex_lock(&s->lock);
+	(void)answer_overdue(s, &ms);
+	pthread_mutex_unlock(&s->lock);
 }
 
 /* Answer all requests that wait for the slot with a Problem. */

@@ -25,6 +25,9 @@ void queue_answer(Queue q, const Problem *p, const char *word);
  * disconnected, and return them with their references; lock held. */
 Queue slot_overdue(Slot *t, double now);
 void queue_answer_late(Queue q); /* answers and releases them; lock not held */
+/* Answer all that have waited for a model for longer than their time limit. The manager thread does
+ * so too, but not while it opens a model. Lock not held. */
+void models_answer_overdue(Server *s);
 void adding_free(PendingAdapter *a);
 bool slot_is_awaited(Server *s,
                      const Slot *t); /* a name that borrows its engine waits for it; lock held */

@@ -214,12 +214,14 @@ models_unknown(Server *s, const char *name, Problem *p)
 static const char *
 named(const json_t *o)
 {
-	const json_t *model = json_object_get(o, "model");
+	const json_t *model = json_object_get(o, "model"),
+	             *v = json_is_string(model)
+	                      ? model
+	                      : json_object_get(json_object_get(o, "parameters"), "adapter_id");
+	const char *name = json_string_value(v);
 
-	return json_string_value(
-	    json_is_string(model)
-	        ? model
-	        : json_object_get(json_object_get(o, "parameters"), "adapter_id"));
+	/* no model has a name with NUL */
+	return name && strlen(name) != json_string_length(v) ? "" : name;
 }
 
 bool

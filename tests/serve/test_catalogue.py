@@ -330,3 +330,24 @@ def test_the_cache_is_served_without_a_model(serve, llmc_binary, tmp_path):
             [llmc_binary, "serve", "--models-dir", tmp_path, *more], capture_output=True, text=True
         )
         assert p.returncode == 1 and "name a model" in p.stderr, p.stderr
+
+
+def test_the_time_limit_covers_the_load_of_a_model(serve, folders, tmp_path):
+    """A request gets its answer in time, although the model is still being built."""
+    gate, compiler = tmp_path / "gate", tmp_path / "cc"
+    gate.write_text("")
+    compiler.write_text(f'#!/bin/sh\nwhile [ ! -e {gate} ]; do sleep 0.05; done\nexec cc "$@"\n')
+    compiler.chmod(0o755)
+    home = tmp_path / "models"
+    shutil.copytree(folders[1], home / "b")
+    env = {"LLMC_CACHE": str(tmp_path / "cache"), "LLMC_CC": str(compiler)}
+    options = ("--models-dir", home, "--request-timeout", "1", *OPTIONS)
+    with serve(f"--model=a={folders[0]}", *options, env=env) as s:
+        gate.unlink()
+        r = ask(s, "b")
+        assert r.status == 503 and "--request-timeout" in r.text
+        assert ask(s, "b\0").status == 404
+        assert ask(s, "a").status == 200
+        gate.write_text("")
+        s.until(lambda: states(s)["b"] == "loaded")
+        assert s.stop()[0] == 0
