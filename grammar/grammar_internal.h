@@ -43,8 +43,10 @@ typedef enum ExprKind {
 	 */
 	EXPR_MULTIPLE,
 	EXPR_GRAPH,  /* paths of a graph, from node 0 to an accepting one */
-	EXPR_ANCHOR, /* only for language.c: start of the string, with `min` 1 its end */
+	EXPR_ANCHOR, /* only for language.c: `min` is an ANCHOR_ value */
 } ExprKind;
+/* start and end of the string, \b and \B of ECMA-262 */
+enum { ANCHOR_START, ANCHOR_END, ANCHOR_WORD, ANCHOR_NO_WORD };
 /* characters that a key without quotes cannot contain */
 #define BARE_KEY_ENDS ",:=()[]{}\"'\n\t\r"
 enum { JSON_MAX_DIGITS = 400 }; /* limit of a number, which models would continue without end */
@@ -163,7 +165,8 @@ typedef struct RegexFlags {
 Expr *regex_operand(GrammarBuilder *b, const char *s, size_t n, RegexFlags flags);
 Expr *regex_read(GrammarBuilder *b, const char *s, size_t n, RegexFlags flags);
 /* Characters of a property of Unicode: a general category by one of its names ("Lu",
- * "Uppercase_Letter", "gc=Lu"), Any or ASCII. Returns the number of ranges; 0: not known. The
+ * "Uppercase_Letter", "gc=Lu"), a script ("Script=Greek"), a binary property ("Alphabetic"), Any or
+ * ASCII. Returns the number of ranges; 0: not known. The
  * ranges are sorted, do not touch, and are read once per property. */
 size_t regex_property(GrammarBuilder *b, const char *name, const Range **out);
 /* One character, either plain or as written inside a JSON string */

@@ -346,6 +346,8 @@ language_make(GrammarBuilder *b, const Operand *op, size_t n_op, Language *out)
 		int32_t start = nfa_node(m);
 		m->end = nfa_node(m);
 		nfa_build(m, op[i].x, start, m->end, 0);
+		if (m->words && !m->failed)
+			nfa_expand_words(m);
 		if (m->failed)
 			return false;
 		m->ends = nfa_find_ends(m, false);

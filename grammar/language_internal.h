@@ -14,7 +14,7 @@ enum {
 	MAX_WINDOW = 2048,    /* lengths that are checked one by one */
 };
 
-typedef enum NfaKind { NFA_EMPTY, NFA_RANGE, NFA_START, NFA_END } NfaKind;
+typedef enum NfaKind { NFA_EMPTY, NFA_RANGE, NFA_START, NFA_END, NFA_WORD, NFA_NO_WORD } NfaKind;
 typedef struct NfaEdge {
 	NfaKind kind;
 	uint32_t lo, hi;
@@ -29,12 +29,16 @@ typedef struct Nfa {
 	int32_t end;
 	uint8_t *ends, *ends_first; /* [n] an end is reachable without a character; the same if the
 	                               string is still empty */
+	bool words;                 /* it has word boundaries */
 	bool failed;
 } Nfa;
 
 /* language_nfa.c */
 int32_t nfa_node(Nfa *m);
 void nfa_build(Nfa *m, const Expr *x, int32_t from, int32_t to, int depth);
+/* Replaces word boundaries by nodes that hold whether the last character was one of a word and what
+ * the next one has to be. The start stays node 0. */
+void nfa_expand_words(Nfa *m);
 /* Marks the nodes from which the end is reachable without a character. */
 uint8_t *nfa_find_ends(const Nfa *m, bool first);
 

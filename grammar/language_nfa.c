@@ -119,6 +119,7 @@ build_multiple(Nfa *m, int32_t d, int32_t n, int32_t from, int32_t to)
 void
 nfa_build(Nfa *m, const Expr *x, int32_t from, int32_t to, int depth)
 {
+	static const NfaKind anchors[] = { NFA_START, NFA_END, NFA_WORD, NFA_NO_WORD };
 	int32_t at = from;
 
 	if (m->failed || depth > 1000) {
@@ -149,7 +150,8 @@ nfa_build(Nfa *m, const Expr *x, int32_t from, int32_t to, int depth)
 		build_bytes(m, x, from, to);
 		break;
 	case EXPR_ANCHOR:
-		nfa_link(m, x->min ? NFA_END : NFA_START, from, to, 0, 0);
+		nfa_link(m, anchors[x->min], from, to, 0, 0);
+		m->words |= x->min >= ANCHOR_WORD;
 		break;
 	case EXPR_MULTIPLE:
 		build_multiple(m, x->min, x->n, from, to);
@@ -162,6 +164,80 @@ nfa_build(Nfa *m, const Expr *x, int32_t from, int32_t to, int depth)
 		m->failed = true;
 		break;
 	}
+}
+
+/* Node q of an automaton without word boundaries: the last character was one of a word or not, and
+ * the next one may be any, must be one of a word, or must be none or the end. */
+enum { NEXT_ANY, NEXT_WORD, NEXT_OTHER, N_NEXT };
+
+static int32_t
+word_node(int32_t q, int after_word, int next)
+{
+	return (q * 2 + after_word) * N_NEXT + next;
+}
+
+/* Links the characters of an edge that are in a word (or are not) and match what comes next. */
+static void
+link_chars(Nfa *out, const NfaEdge *e, int32_t from, bool word, int next)
+{
+	static const uint32_t bounds[] = { 0,   '0',     '9' + 1, 'A',     'Z' + 1,
+		                           '_', '_' + 1, 'a',     'z' + 1, 0x110000 };
+
+	if (next != NEXT_ANY && (next == NEXT_WORD) != word)
+		return;
+	for (size_t i = word; i + 1 < sizeof bounds / sizeof *bounds; i += 2) {
+		uint32_t lo = e->lo > bounds[i] ? e->lo : bounds[i],
+		         hi = e->hi < bounds[i + 1] - 1 ? e->hi : bounds[i + 1] - 1;
+		if (lo <= hi)
+			nfa_link(out, NFA_RANGE, from, word_node(e->to, word, NEXT_ANY), lo, hi);
+	}
+}
+
+static void
+expand_edge(Nfa *out, const NfaEdge *e, int32_t q, int after_word, int next)
+{
+	const int32_t from = word_node(q, after_word, next);
+	int must;
+
+	switch (e->kind) {
+	case NFA_RANGE:
+		link_chars(out, e, from, false, next);
+		link_chars(out, e, from, true, next);
+		return;
+	case NFA_EMPTY:
+	case NFA_START:
+		nfa_link(out, e->kind, from, word_node(e->to, after_word, next), 0, 0);
+		return;
+	case NFA_END:
+		if (next != NEXT_WORD)
+			nfa_link(out, NFA_END, from, word_node(e->to, after_word, next), 0, 0);
+		return;
+	case NFA_WORD:
+	case NFA_NO_WORD:
+		must = (e->kind == NFA_WORD) != after_word ? NEXT_WORD : NEXT_OTHER;
+		if (next == NEXT_ANY || next == must)
+			nfa_link(out, NFA_EMPTY, from, word_node(e->to, after_word, must), 0, 0);
+		return;
+	}
+}
+
+void
+nfa_expand_words(Nfa *m)
+{
+	Nfa out = { .a = m->a };
+
+	for (size_t i = 0; i < m->n * 2 * N_NEXT && !out.failed; i++)
+		nfa_node(&out);
+	out.end = nfa_node(&out);
+	for (int32_t q = 0; q < (int32_t)m->n && !out.failed; q++)
+		for (int i = 0; i < 2 * N_NEXT; i++)
+			for (int32_t k = m->head[q]; k >= 0; k = m->edge[k].next)
+				expand_edge(&out, &m->edge[k], q, i / N_NEXT, i % N_NEXT);
+	for (int i = 0; i < 2 * N_NEXT && !out.failed; i++)
+		if (i % N_NEXT != NEXT_WORD)
+			nfa_link(&out, NFA_EMPTY, word_node(m->end, i / N_NEXT, i % N_NEXT),
+			         out.end, 0, 0);
+	*m = out;
 }
 
 uint8_t *

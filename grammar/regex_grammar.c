@@ -1,6 +1,6 @@
 /* Regular expressions of JSON Schema (ECMA-262) and the common part of other dialects:
- * alternatives, groups, classes, general categories, quantifiers, anchors. Look-around,
- * back-references and word boundaries are rejected. \d, \w and \s are ASCII. (?i), (?s) and (?u) at
+ * alternatives, groups, classes, properties, quantifiers, anchors, word boundaries. Look-around and
+ * back-references are rejected. \d, \w and \s are ASCII. (?i), (?s) and (?u) at
  * the beginning and (?i:...) are as in Python, with ASCII letters. */
 #include <string.h>
 
@@ -183,10 +183,11 @@ property(RegexReader *r, bool invert, Class *out)
 	name = arena_strndup(r->b->a, name, len);
 	size_t n = regex_property(r->b, name, &range);
 	if (!n)
-		wrong(r,
-		      "the Unicode property '%.40s' is not supported; general categories are, "
-		      "such as \\p{L} and \\p{Lu}",
-		      name);
+		wrong(
+		    r,
+		    "the Unicode property '%.40s' is not known; general categories, scripts and "
+		    "binary properties are, such as \\p{Lu}, \\p{Script=Greek} and \\p{Alphabetic}",
+		    name);
 	for (size_t i = 0; i < n; i++)
 		class_add(r, to, range[i].lo, range[i].hi);
 	if (invert)
@@ -396,6 +397,13 @@ atom(RegexReader *r)
 		c = inverted(r, c);
 		return characters(r, &c);
 	}
+	if (!r->flags.no_lazy && (is_next(r, "\\b") || is_next(r, "\\B"))) {
+		Expr *x = expr_new(r->b, EXPR_ANCHOR);
+		x->min = is_next(r, "\\b") ? ANCHOR_WORD : ANCHOR_NO_WORD;
+		r->anchors = true;
+		r->at += 2;
+		return x;
+	}
 	if (take(r, "\\")) {
 		int64_t x = escape(r, &c);
 		return x < 0 ? characters(r, &c) : character(r, (uint32_t)x, (uint32_t)x);
@@ -404,7 +412,7 @@ atom(RegexReader *r)
 		wrong(r, "nothing to repeat");
 	if (is_next(r, "^") || is_next(r, "$")) {
 		Expr *x = expr_new(r->b, EXPR_ANCHOR);
-		x->min = is_next(r, "$");
+		x->min = is_next(r, "$") ? ANCHOR_END : ANCHOR_START;
 		r->anchors = true;
 		r->at++;
 		return x;

@@ -1,8 +1,12 @@
-/* General categories of Unicode, which \p{...} of an expression names. */
+/* Properties of Unicode, which \p{...} of an expression names: general categories from utf8proc,
+ * scripts and binary properties from PCRE2. */
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
 #include <string.h>
 
 #include <utf8proc.h>
 
+#include "base/utf8.h"
 #include "grammar/grammar_internal.h"
 
 /* Characters of one category that follow each other. */
@@ -93,6 +97,76 @@ is_in(const char *category, const char *name)
 	return !strncmp(category, name, strlen(name));
 }
 
+/* Writes the pattern of a script or a binary property. Returns false for another name. */
+static bool
+other_pattern(const char *name, char *out, size_t size)
+{
+	static const char *const prefixes[][2] = { { "Script=", "sc:" },
+		                                   { "sc=", "sc:" },
+		                                   { "Script_Extensions=", "scx:" },
+		                                   { "scx=", "scx:" } };
+	const char *kind = "";
+
+	for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes && !*kind; i++) {
+		const size_t n = strlen(prefixes[i][0]);
+		if (strncmp(name, prefixes[i][0], n))
+			continue;
+		kind = prefixes[i][1];
+		name += n;
+	}
+	/* PCRE2 would also accept spaces, hyphens and a negation */
+	if (*name < 'A' || *name > 'Z' ||
+	    name[strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz_")])
+		return false;
+	return snprintf(out, size, "\\p{%s%s}+", kind, name) < (int)size;
+}
+
+/* Reads a script or a binary property: matches all characters in one string. */
+static size_t
+read_other(GrammarBuilder *b, const char *name, Range **out)
+{
+	enum { MAX_PATTERN = 100, N_CHAR = 0x110000 };
+	char pattern[MAX_PATTERN];
+	size_t n = 0, cap = 0, at = 0, len;
+	PCRE2_SIZE where;
+	int error;
+
+	if (!other_pattern(name, pattern, sizeof pattern))
+		return 0;
+	pcre2_code *re = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF,
+	                               &error, &where, NULL);
+	if (!re)
+		return 0;
+	pcre2_match_data *m = pcre2_match_data_create(1, NULL);
+	char *text = malloc(4 * (size_t)N_CHAR);
+	if (m && text) {
+		for (uint32_t c = 0; c < N_CHAR; c++)
+			if (c < 0xD800 || c >= 0xE000)
+				at += (size_t)utf8proc_encode_char((utf8proc_int32_t)c,
+				                                   (utf8proc_uint8_t *)text + at);
+		const size_t *end = pcre2_get_ovector_pointer(m);
+		for (size_t from = 0;
+		     pcre2_match(re, (PCRE2_SPTR)text, at, from, PCRE2_NO_UTF_CHECK, m, NULL) >= 0;
+		     from = end[1]) {
+			/* a run may contain the surrogates, which are no characters */
+			size_t last = end[1] - 1;
+			while ((text[last] & 0xC0) == 0x80)
+				last--;
+			Range run = { (uint32_t)utf8_next(text + end[0], at - end[0], &len),
+				      (uint32_t)utf8_next(text + last, at - last, &len) };
+			*out = arena_grow(b->a, *out, &cap, n + 1, sizeof **out);
+			(*out)[n++] = run;
+		}
+	}
+	const bool short_of_memory = !m || !text;
+	free(text);
+	pcre2_match_data_free(m);
+	pcre2_code_free(re);
+	if (short_of_memory)
+		arena_out(b->a);
+	return n;
+}
+
 static size_t
 read_property(GrammarBuilder *b, const char *name, Range **out)
 {
@@ -105,7 +179,7 @@ read_property(GrammarBuilder *b, const char *name, Range **out)
 		return 1;
 	}
 	if (!*name || strlen(name) > 2)
-		return 0;
+		return read_other(b, name, out);
 	if (!b->run)
 		read_runs(b);
 	for (size_t i = 0; i < b->n_run; i++) {

@@ -300,6 +300,7 @@ value_of(Schema *s, const json_t *v, const Path *p)
 		schema_fail(s, p, NULL,
 		            s->depth > MAX_SCHEMA_NEST ? "nested too deeply"
 		                                       : "the schema is too large");
+	v = schema_static_ref(s, v, p);
 	for (const char *const *k = never; *k; k++)
 		schema_not_enforced(s, v, *k, p);
 	const json_t *ref = json_object_get(v, "$ref");

@@ -574,12 +574,14 @@ schema_closed(Schema *s, const json_t *v)
 const json_t *
 schema_flat(Schema *s, const json_t *v, const Path *p, int depth)
 {
-	const json_t *ref = json_object_get(v, "$ref"), *all = json_object_get(v, "allOf"),
-	             *one = json_object_get(v, "oneOf"), *part;
+	const json_t *part;
 	size_t i;
 
 	if (json_is_boolean(v))
 		return v;
+	v = schema_static_ref(s, v, p);
+	const json_t *ref = json_object_get(v, "$ref"), *all = json_object_get(v, "allOf"),
+	             *one = json_object_get(v, "oneOf");
 	if (!json_is_object(v))
 		schema_fail(s, p, NULL, "expected a schema: an object, true or false");
 	if (depth > MAX_NEST)

@@ -3,6 +3,7 @@
 Instances are written with keys in the order of the schema. Grammar(None, ...) has the 256 bytes as tokens, so no model is needed.
 """
 
+import contextlib
 import itertools
 import json
 import os
@@ -718,9 +719,107 @@ def test_inline_flags_are_those_of_python(pattern):
 
 
 def test_properties_that_are_unknown_are_errors():
-    for name in ("Greek", "Script=Latin", "", "Xx"):
+    for name in ("Script=Xx", "Script=", "", "Xx", "^Lu", "l u"):
         with pytest.raises(llmc.Error, match="Unicode property"):
             llmc.Grammar(None, "regex", rf"\p{{{name}}}")
+
+
+PART = {
+    "$id": "http://x/p.json",
+    "type": "integer",
+    "$defs": {"k": {"$anchor": "k", "type": "null"}},
+}
+PART["properties"] = {"a": {"$ref": "#/$defs/k"}}
+NAMED = [
+    {
+        "$id": "http://x/a/b.json",
+        "$defs": {"p": PART},
+        "anyOf": [{"$ref": ref}, {"type": "boolean"}],
+    }
+    for ref in (
+        "/p.json",
+        "../p.json",
+        "http://x/p.json#",
+        "../p.json#k",
+        "/p.json#/$defs/k",
+        "./../a/../p.json",
+    )
+]
+NAMED += [
+    {"$defs": {"n": {"$dynamicAnchor": "n", "type": "integer"}}, "items": {"$dynamicRef": "#n"}},
+    {"$dynamicAnchor": "n", "type": ["array", "null"], "items": {"$dynamicRef": "#n"}},
+    {"$dynamicRef": "#/$defs/n", "minimum": 4, "$defs": {"n": {"type": "integer"}}},
+    {"$id": "urn:x:y", "$defs": {"n": {"$anchor": "n", "type": "integer"}}, "$ref": "urn:x:y#n"},
+    {
+        "$id": "http://x/a",
+        "$defs": {"b": {"$id": "b", "$ref": "c"}, "c": {"$id": "c", "type": "null"}},
+        "items": {"$ref": "b"},
+    },
+]
+
+
+@pytest.mark.parametrize("schema", NAMED, ids=lambda s: json.dumps(s)[:70])
+def test_references_by_identifier_are_those_of_jsonschema(schema):
+    check({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, VALUES)
+
+
+@pytest.mark.parametrize("ref", ["q.json", "http://y/p.json", "#k", "p.json#j", "//x/q.json"])
+def test_references_out_of_the_document_are_errors(ref):
+    schema = {"$id": "http://x/a.json", "$defs": {"p": PART}, "$ref": ref}
+    with pytest.raises(llmc.Error, match=r"#/\$ref: .* (outside|does not exist)"):
+        llmc.Grammar(None, "json_schema", schema)
+
+
+@pytest.mark.parametrize(
+    "name,some,others",
+    [
+        ("Script=Greek", "αΩἀ", "aя\u0301"),
+        ("sc=Latin", "azéǅ", "αя1"),
+        ("scx=Hiragana", "あー", "ア"),
+        ("Script=Han", "漢字\U00020000", "あa"),
+        ("Alphabetic", "aα漢", "1 -"),
+        ("White_Space", " \u00a0\u2003", "a_"),
+    ],
+)
+def test_scripts_and_binary_properties(name, some, others):
+    """The characters are those of Scripts.txt, ScriptExtensions.txt and PropList.txt."""
+    with (
+        llmc.Grammar(None, "regex", rf"\p{{{name}}}+") as yes,
+        llmc.Grammar(None, "regex", rf"\P{{{name}}}+") as no,
+    ):
+        for c in some + others:
+            assert yes.match(c)[0] == (c in some), c
+            assert no.match(c)[0] == (c in others), c
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"\bab\b",
+        r"^\w+\b$",
+        r"\B",
+        r"^\B",
+        r"\b",
+        r"a\Bb",
+        r"^(\ba|b\B)+$",
+        r"(a|\b)-(b|\b)",
+        r"^(?:\b|-)a*\b(-|_)",
+        r"\b$",
+        r"\b\B",
+        r"[\b]",
+    ],
+)
+def test_word_boundaries_are_those_of_python(pattern):
+    oracle = re.compile(pattern, re.ASCII)
+    with (
+        llmc.Grammar(None, "json_schema", {"type": "string", "pattern": pattern})
+        if pattern != (r"\b\B")
+        else contextlib.nullcontext() as g
+    ):
+        for n in range(1, 6):  # \B matches "" in ECMA-262 alone
+            for x in itertools.product("ab-_", repeat=n):
+                found = bool(oracle.search("".join(x)))
+                assert (accepts(g, "".join(x)) if g else False) == found, x
 
 
 def test_booleans_are_listed_values():
