@@ -188,6 +188,8 @@ schema_target(Schema *s, const json_t *ref, const Path *p)
 		    json_string_value(ref));
 	const json_t *v = *fragment && *fragment != '/' ? find_anchor(in, fragment, 0)
 	                                                : json_schema_target(s->b->a, in, fragment);
+	if (!v && *fragment == '/') /* some documents give parts an $id and refer to the root */
+		v = json_schema_target(s->b->a, s->root, fragment);
 	if (!v)
 		schema_fail(s, p, "$ref", "'%.100s' does not exist in the schema",
 		            json_string_value(ref));
