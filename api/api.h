@@ -28,7 +28,7 @@ typedef struct InputPrompts {
 typedef struct Labels {
 	const char **name; /* [n] */
 	size_t n;
-	bool several; /* independent labels: any number applies */
+	bool several; /* several: labels are independent, so any number of them may apply */
 } Labels;
 
 struct llmc_model {
@@ -36,7 +36,7 @@ struct llmc_model {
 	Arena arena; /* memory of spec, plan and strings */
 	const Spec *spec;
 	const Plan *plan;    /* plan of this process's first rank */
-	const Plan **rank;   /* [n_rank] plans of all ranks; NULL for ranks of other processes */
+	const Plan **rank;   /* [n_rank] plans of all ranks; NULL for ranks in other processes */
 	int n_rank;          /* ranks of all stages, or the two devices of placement.cpu */
 	int first, n_own;    /* ranks of this process */
 	char cpu_target[32]; /* target of the part on the CPU if there are two devices; else "" */
@@ -46,7 +46,7 @@ struct llmc_model {
 	char *artifact;         /* folder of the generated files; NULL: not written */
 	char *temporary;        /* artifact folder to remove once the model is open; NULL: none */
 	char *checkpoint;       /* absolute path of the checkpoint, or NULL */
-	char *weights;          /* the same; NULL with random weights */
+	char *weights;          /* equal to checkpoint, but NULL with random weights */
 	const char *mmproj;     /* file with the vision tower of a GGUF model, or NULL */
 	const char *const *set; /* overrides in force, NULL-terminated */
 	bool random_weights;
@@ -57,10 +57,11 @@ struct llmc_model {
 	    in_cache; /* artifact is a folder of the cache or `temporary`, which only llmc writes */
 	bool skip_built; /* the artifact's built kernels are not trusted */
 	int n_threads;
-	int gpu;                   /* index of the first GPU; -1: none */
-	GpuList gpus;              /* named by the caller; later one GPU per rank of this process */
+	int gpu; /* index of the first GPU; -1: none */
+	/* GPUs that the caller names; later one GPU per rank of this process */
+	GpuList gpus;
 	llmc_tokenizer *tokenizer; /* NULL: none */
-	llmc_advice advice;        /* sampling that the model's files advise */
+	llmc_advice advice;        /* sampling parameters that the model's files recommend */
 	InputPrompts prompts;
 	Labels labels;
 	Runtime *rt; /* NULL when opened with no_weights */
@@ -74,11 +75,12 @@ struct llmc_session {
 };
 
 struct llmc_engine {
-	llmc_session *session, *second; /* second: session of the draft model, or NULL */
+	llmc_session *session, *second; /* session, and session of the draft model or NULL */
 	struct Engine *e;
 };
 
-/* True if a row's bits do not depend on the other rows of its step; drafting needs that. */
+/* True if the result of a row does not depend on other rows of its step. Speculative decoding needs
+ * this. */
 bool model_rows_independent(const llmc_model *m);
 
 /* Kind of file or folder that a path names. */
@@ -91,51 +93,55 @@ typedef enum SourceKind {
 } SourceKind;
 llmc_status source_kind(const char *path, SourceKind *kind, llmc_error *err);
 
-/* Make the Spec of any source. Warnings go to log. */
+/* Read the Spec of any source. Warnings go to log. */
 llmc_status source_spec(const char *path, SourceKind kind, const char *const *set,
                         const char *weights, const ImportOptions *o, Arena *arena, llmc_log_fn log,
                         void *log_user, const Spec **out, llmc_error *err);
 /* For llmc_options.images: describe the model with images, if its checkpoint has a tower. */
 llmc_status model_add_images(llmc_model *m, const char *path, SourceKind kind,
                              const llmc_options *opt, llmc_error *err);
-/* api_mmproj.c: find the file with the tower of a GGUF model that is opened with images, check it
- * and add the token of images to m->set. It is opt->mmproj, or one in the folder of the model. That
- * one is left out with a warning if it does not fit, unless images are required. */
+/* api_mmproj.c: find the file with the tower of a GGUF model that is opened with images, check it,
+ * and add the image token to m->set. The file is opt->mmproj, or one in the folder of the model. If
+ * a file from the folder does not fit, the model opens without it and with a warning, unless images
+ * are required. */
 llmc_status model_find_mmproj(llmc_model *m, const char *path, SourceKind kind,
                               const llmc_options *opt, llmc_error *err);
 /* True if an override is vision.part=rows. */
 bool set_has_rows(const char *const *set);
-/* Overrides with one more, in the arena */
+/* Append an override; returns a list in the arena */
 const char *const *set_with(const char *const *set, const char *one, Arena *arena);
-/* Return the checkpoint of the model: that of the caller, else that of the description (relative to
- * its file), else the source itself. NULL: none. */
+/* Return the checkpoint of the model: the caller's, else the one that the description names
+ * (relative to its file), else the source itself. NULL: none. */
 char *source_weights(const char *source, SourceKind kind, const Spec *spec, const llmc_options *opt,
                      Arena *arena);
-/* Model that provides tensors to its draft checkpoint, in the arena; NULL: none */
+/* Return the model that provides tensors to its draft checkpoint, in the arena; NULL: none */
 const ImportModel *import_model(const llmc_model *m, Arena *arena);
-/* For llmc_options.draft: describe the model with the rows that the draft reads. m->weights is set.
+/* For llmc_options.draft: add an output of the rows that the draft checkpoint reads to the
+ * description. m->weights is set.
  */
 llmc_status model_add_draft(llmc_model *m, const char *path, SourceKind kind,
                             const llmc_options *opt, llmc_error *err);
-/* E_INPUT: m does not output the rows that this draft checkpoint reads, or has other tokens. */
+/* Check that a draft checkpoint fits m. E_INPUT: m does not output the rows that it reads, or has
+ * other tokens. */
 llmc_status model_check_draft(const llmc_model *m, const llmc_model *draft, llmc_error *err);
 llmc_status device_gpus(const char *device, GpuList *out, llmc_error *err);
-/* Name a target: device "cpu" or "cuda" with an arch (NULL: that of this machine) gives "cpu-v3" or
- * "cuda-sm_90a"; "ref" gives "ref". E_INPUT: unknown device or arch. */
+/* Name a target: device "cpu" or "cuda" with an arch (NULL: the arch of this machine) gives
+ * "cpu-v3" or "cuda-sm_90a"; "ref" gives "ref". E_INPUT: unknown device or arch. */
 llmc_status target_name(const char *device, const char *arch, bool must_run, char out[32],
                         llmc_error *err);
 
-/* Copy the caller's limits, which may be NULL; those that are 0 become the description's. */
+/* Copy the caller's limits, which may be NULL. Limits that are 0 get the values of the
+ * description. */
 llmc_limits limits_take(const llmc_model *m, const llmc_limits *lim);
 /* Refuse a model whose weights leave no memory for the smallest session on this host. */
 llmc_status fit_weights(const llmc_model *m, llmc_error *err);
 /* Choose context and kv_tokens that are 0 by free memory, and refuse a session that exceeds it. */
 llmc_status fit_session(const llmc_model *m, llmc_limits *lim, llmc_error *err);
-/* Like fit_session, before the defaults of an engine's limits apply. */
+/* Like fit_session, for an engine: called before the defaults of its limits are set. */
 llmc_status fit_engine(const llmc_model *m, const llmc_engine_options *o, llmc_limits *lim,
                        llmc_error *err);
 
-/* Variant of llmc_open for a plan with unfused steps. Only built kernels are kept in the cache. */
+/* Variant of llmc_open for a plan with unfused steps. The cache stores its built kernels only. */
 llmc_status model_open_unfused(const char *path, const llmc_options *opt, llmc_model **out,
                                llmc_error *err);
 
@@ -151,7 +157,7 @@ typedef struct TrustPlans { /* plans of an artifact for one target */
 	const Plan *const *plan;
 } TrustPlans;
 /* Compare an artifact with the files of these compiled plans. E_INPUT: a file differs, or there is
- * an unknown one that a kernel could include. */
+ * an unknown file that a kernel could include. */
 llmc_status artifact_compare(const char *artifact, const Compiled *const *made, size_t n, Arena *a,
                              llmc_error *err);
 /* Record in the cache that the sources of these plans may run, and that this user's compile has
@@ -161,20 +167,22 @@ void artifact_mark_trusted(const char *artifact, const TrustPlans *t, const char
 bool artifact_sources_trusted(const char *artifact, const TrustPlans *t, Arena *a);
 bool artifact_built_trusted(const char *artifact, const char *name, Arena *a);
 
-/* Read a JSON file of a checkpoint's folder. NULL: there is none, or it is no JSON. The arena owns
+/* Read a JSON file of a checkpoint's folder. NULL: there is none, or it is not JSON. The arena owns
  * the tree; arena_done releases it earlier. */
 json_t *folder_json(const char *folder, const char *name, Arena *a);
-/* Read the sampling advice of a checkpoint, a GGUF or a folder. It stays empty if there is none or
- * it cannot be read. */
+/* Read the sampling advice of a checkpoint, a GGUF or a folder. *out stays empty if there is none,
+ * or if it cannot be read. */
 void advice_read(const char *path, Arena *a, llmc_advice *out);
-/* Read the prompts of an embedding model in a folder of sentence-transformers; none otherwise. */
+/* Read the prompts of an embedding model from a folder of sentence-transformers; *out stays empty
+ * for other folders. */
 void prompts_read(const char *folder, Arena *a, InputPrompts *out);
-/* Read the names of n labels from a folder or a GGUF file; NULL: neither, so the names are
+/* Read the names of n labels from a folder or a GGUF file; NULL: neither has names, so labels are
  * numbered. */
 void labels_read(const char *path, size_t n, Arena *a, Labels *out);
 
-/* E_INPUT: the grammar of p, if any, was opened with a tokenizer whose tokens differ from those of
- * the model's tokenizer, or, if the model has none, in their number. p may be NULL. */
+/* Check that the grammar of p, if any, fits the model. E_INPUT: the tokens of the grammar's
+ * tokenizer differ from those of the model's tokenizer; if the model has none, only their number is
+ * compared. p may be NULL. */
 llmc_status api_check_grammar(const llmc_model *m, const llmc_params *p, llmc_error *err);
 
 /* Copy a string into (buf, cap, *need) as specified in llmc.h. */

@@ -1,4 +1,5 @@
-/* Sampling that the authors of a model advise, from the files of its checkpoint. */
+/* Reads the sampling parameters that the authors of a model recommend from the files of its
+ * checkpoint. */
 #include <stdio.h>
 #include <string.h>
 
@@ -30,7 +31,8 @@ advise(llmc_advice *a, size_t row, double value)
 	snprintf(a->text + n, sizeof a->text - n, "%s%s %s", n ? ", " : "", o->name, number);
 }
 
-/* transformers samples only with do_sample, at temperature 1 unless another is given. */
+/* Read generation_config.json. transformers samples only with do_sample, and at temperature 1
+ * unless the file sets another. */
 static void
 read_generation(const json_t *j, llmc_advice *a)
 {

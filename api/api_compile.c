@@ -48,7 +48,7 @@ llmc_import(const char *src, const llmc_options *opt, char **yaml_out, llmc_erro
 	return s;
 }
 
-enum { MAX_TARGETS = 32 }; /* more than there are */
+enum { MAX_TARGETS = 32 }; /* more than the number of targets */
 
 /* Split "v3,v4" into target names; NULL: the target of this processor */
 static llmc_status
@@ -103,7 +103,7 @@ trust_target(const Compiled *const *made, size_t ranks, const char *target, cons
 	int n_built = 0;
 	if (o->aot)
 		built[n_built++] = target_built_name(target);
-	if (o->aot && made[0]->plan->partitions > 1) /* the part on the CPU */
+	if (o->aot && made[0]->plan->partitions > 1) /* also build kernels of the part on the CPU */
 		built[n_built++] = target_built_name(plan[1]->target);
 	artifact_mark_trusted(dir, &t, built, n_built, arena, o->log, o->log_user);
 }

@@ -26,7 +26,7 @@ llmc_bandwidth_of(const llmc_model *m, int n_threads, double seconds)
 	return d->bandwidth(m->gpu, n_threads, seconds);
 }
 
-/* List each GPU with its name in `llmc plan --gpu`. */
+/* Add to each GPU its name in `llmc plan --gpu`. */
 static void
 name_gpus(json_t *cuda)
 {
@@ -41,7 +41,7 @@ name_gpus(json_t *cuda)
 	}
 }
 
-/* The device's own description; NULL when it has none. */
+/* Return the device's own description; NULL if it has none. */
 static json_t *
 device_json(TargetKind kind)
 {

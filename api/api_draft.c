@@ -1,4 +1,5 @@
-/* Draft checkpoints: what a model must output for one, and whether the two belong together. */
+/* Draft checkpoints: makes a model output the rows that a draft checkpoint reads, and checks that
+ * both fit together. */
 #include <string.h>
 
 #include "api/api.h"
@@ -87,8 +88,9 @@ model_add_draft(llmc_model *m, const char *path, SourceKind kind, const llmc_opt
 			                   .allow_unknown_keys = opt->allow_unknown_keys };
 		TRY(source_spec(opt->draft, what, NULL, NULL, &io, &m->arena, NULL, NULL, &draft,
 		                err));
+		/* not a draft checkpoint but a whole model: nothing to check */
 		if (draft->mtp.part != MTP_DRAFT)
-			return LLMC_OK; /* a model of its own */
+			return LLMC_OK;
 		TRY(check_fit(draft, m->spec, err));
 		const int n = layers_read(draft, m->spec, layer);
 		for (int i = 0; i < n; i++)

@@ -1,5 +1,5 @@
-/* Engines of the public interface: a runtime engine, plus the session and model that it keeps
- * open. */
+/* Engines of the public interface. An llmc_engine consists of a runtime engine and of the session
+ * and model that it keeps open. */
 #include "runtime/engine/engine.h"
 
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 #include "runtime/kv/kv.h"
 #include "runtime/weights/weights.h"
 
-/* Check that a row computes the same bits next to draft tokens as alone. */
+/* Check that a row gives the same bits with draft tokens in the step as alone. */
 static llmc_status
 check_draftable(const llmc_model *m, llmc_error *err)
 {
@@ -24,7 +24,7 @@ check_draftable(const llmc_model *m, llmc_error *err)
 }
 
 /* Check that `head` is a draft checkpoint for m, or the MTP head of m: opened from the same
- * checkpoint, with m returning its rows. */
+ * checkpoint, while m outputs its hidden rows. */
 static llmc_status
 check_head_of(const llmc_model *m, const llmc_model *head, llmc_error *err)
 {
@@ -101,7 +101,7 @@ open_draft_model(llmc_engine *e, llmc_model *draft, llmc_error *err)
 	    (int32_t)(draft->plan->max_positions < lim.context ? draft->plan->max_positions
 	                                                       : lim.context);
 	lim.n_out = DRAFT_MAX_SEQS;
-	/* the draft model has its own kv.host */
+	/* the draft model has a kv.host setting of its own */
 	lim.host_tokens = kv_host_pages(draft->plan) * PLAN_KV_PAGE;
 	TRY(llmc_session_open(draft, &lim, &e->second, err));
 	TRY(session_prepare(e->second->s, err));
@@ -147,7 +147,7 @@ llmc_engine_open(llmc_model *m, const llmc_engine_options *opt, llmc_engine **ou
 	llmc_limits lim = engine_limits(m->plan, &o);
 	TRY_GOTO(fit_engine(m, &o, &lim, err));
 	TRY_GOTO(llmc_session_open(m, &lim, &e->session, err));
-	/* allocate now, so that serving never does */
+	/* allocate now, so that no step allocates later */
 	TRY_GOTO(session_prepare(e->session->s, err));
 	TRY_GOTO(engine_open(e->session->s, m->tokenizer, &o, &e->e, err));
 	if (o.draft && o.speculate >= 0)
@@ -216,7 +216,7 @@ llmc_engine_fd(const llmc_engine *e)
 typedef struct Replacement {
 	llmc_engine *e;
 	struct Weights *w;
-	bool taken; /* the exchange has begun: w is not the caller's any more */
+	bool taken; /* the exchange has begun, so the caller no longer owns w */
 } Replacement;
 
 static llmc_status

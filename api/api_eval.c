@@ -45,8 +45,8 @@ text_windows(const llmc_model *m, const char *text, size_t n_bytes, const char *
 		if (!text)
 			return error_set(err, LLMC_E_BUG, "%s is not built in", path);
 	}
-	/* Find the tokens that the tokenizer puts before any string: those of the empty string,
-	 * less the suffix that it shares with "a". */
+	/* Find the tokens that the tokenizer adds before any string: the tokens of the empty
+	 * string, without the suffix that they share with the tokens of "a". */
 	TRY_GOTO(tokens_of(m->tokenizer, "", 0, LLMC_ADD_SPECIAL, &head, &n_head, err));
 	if (n_head > 0 && n_head < (size_t)width) {
 		TRY_GOTO(tokens_of(m->tokenizer, "a", 1, LLMC_ADD_SPECIAL, &all, &n, err));
@@ -91,11 +91,11 @@ fail:
 typedef struct EvalRow {
 	double nll, reference_nll, kl;
 	bool same;
-} EvalRow; /* figures of one token */
+} EvalRow; /* results of one token */
 
 typedef struct EvalWork {
 	const float *logits, *reference; /* [n][stride]; reference NULL: none */
-	const int32_t *next;             /* [n] tokens that follow */
+	const int32_t *next;             /* [n] token after each row */
 	EvalRow *row;                    /* [n] */
 	int64_t vocab, stride;
 	int n;
@@ -133,7 +133,8 @@ measure(void *user, int part, int n_parts)
 		float base = (float)reference_sum;
 		for (int64_t i = 0; i < w->vocab; i++)
 			kl += (double)expf(p[i] - base) * ((double)p[i] - (double)q[i]);
-		/* sum p (ln p - ln q); float probabilities p sum to 1 only nearly, so clamp at 0 */
+		/* sum p (ln p - ln q), clamped at 0, because probabilities in float sum to 1 only
+		 * approximately */
 		w->row[r].kl = fmax(kl - reference_sum + sum, 0);
 		w->row[r].reference_nll = reference_sum - (double)p[w->next[r]];
 		w->row[r].same = top == reference_top;
@@ -142,8 +143,8 @@ measure(void *user, int part, int n_parts)
 
 /* ---- figures ---- */
 
-/* Mean of the windows' means with its 95 % confidence interval. Tokens of one window are
- * correlated; windows are nearly independent. */
+/* Return the mean of the windows' means with its 95 % confidence interval. Windows are the samples,
+ * because tokens of one window are correlated and windows are nearly independent. */
 static llmc_interval
 interval(const double *mean, int32_t n)
 {
@@ -178,7 +179,7 @@ compare_floats(const void *a, const void *b)
 	return (x > y) - (x < y);
 }
 
-/* Quantile: the element below which this share of the n sorted values lies. */
+/* Return a quantile: the element below which this share of the n sorted values lies. */
 static double
 quantile(const float *sorted, int64_t n, double share)
 {

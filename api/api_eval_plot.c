@@ -1,5 +1,5 @@
-/* Draw the KL per token as SVG: x is the divergence on a log scale, y the share of tokens above
- * it. */
+/* Draws the KL divergence per token as SVG: x is the divergence on a log scale, y the share of
+ * tokens above it. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

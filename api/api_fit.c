@@ -1,4 +1,5 @@
-/* llmc_fit_limits: choose context and KV by the free memory, and refuse what does not fit. */
+/* llmc_fit_limits: chooses context and KV cache size by the free memory, and refuses limits that do
+ * not fit. */
 #include <stdio.h>
 #include <string.h>
 
@@ -9,15 +10,16 @@
 enum {
 	MIN_CONTEXT = 256,
 	MIN_CHUNK = 32,  /* tokens per step of the smallest session */
-	GPU_MARGIN = 32, /* one part of this many of a GPU's memory is left to the driver */
+	GPU_MARGIN = 32, /* 1 / GPU_MARGIN of a GPU's memory is left to the driver */
 };
 
 typedef struct MemoryFit {
 	const llmc_model *m;
 	int64_t weights; /* bytes of weights still to be allocated */
 	int64_t left;    /* bytes for KV, scratch and state */
-	int64_t margin;  /* bytes of a GPU that a choice leaves free */
-	/* the CPU's part of a model on two devices: the same, and the free memory */
+	int64_t margin;  /* bytes of a GPU that the chosen limits leave free */
+	/* for the CPU's part of a model on two devices: weights and left as above, and the free
+	 * memory */
 	int64_t host_weights, host_left;
 	FreeMemory host;
 } MemoryFit;
@@ -34,7 +36,8 @@ limits_take(const llmc_model *m, const llmc_limits *lim)
 	return l;
 }
 
-/* Sum over the ranks that share the memory: all of this process on a CPU, one on a GPU. */
+/* Sum the memory of the ranks that share it: all ranks of this process on a CPU, one rank on a
+ * GPU. */
 static llmc_status
 memory_of(const llmc_model *m, const llmc_limits *lim, llmc_memory *out, llmc_error *err)
 {
@@ -52,7 +55,7 @@ memory_of(const llmc_model *m, const llmc_limits *lim, llmc_memory *out, llmc_er
 	return LLMC_OK;
 }
 
-/* Memory of the part on the CPU of a model on two devices */
+/* Compute the memory of the CPU's part of a model on two devices */
 static llmc_status
 host_memory_of(const llmc_model *m, const llmc_limits *lim, llmc_memory *out, llmc_error *err)
 {
@@ -66,15 +69,15 @@ two_devices(const llmc_model *m)
 	return m->cpu_target[0] != 0;
 }
 
-/* Can packed weights of the CPU be a file of the cache? */
+/* Can the packed weights of a CPU be mapped from a file of the cache? */
 static bool
 can_map(const llmc_model *m)
 {
 	return !m->random_weights && !m->spec->lora.path;
 }
 
-/* Bytes of a plan's weights that are allocated rather than mapped: rows in the file's own layout
- * stay there, unless the weights are noise. Only a GPU holds all of them. */
+/* Return the bytes of a plan's weights that are allocated. On a CPU, tensors in the layout of the
+ * file are mapped and not counted, except with random weights. A GPU allocates all weights. */
 static int64_t
 plan_to_allocate(const llmc_model *m, const Plan *p, bool gpu)
 {
@@ -99,7 +102,7 @@ weights_to_allocate(const llmc_model *m)
 	return sum;
 }
 
-/* The same as fits for the part on the CPU of a model on two devices. */
+/* Like fits, for the CPU's part of a model on two devices. */
 static bool
 host_fits(const MemoryFit *f, const llmc_limits *lim, bool spare)
 {
@@ -113,8 +116,8 @@ host_fits(const MemoryFit *f, const llmc_limits *lim, bool spare)
 	return mem.kv <= (spare ? rest / 2 : rest);
 }
 
-/* True if a session of these limits fits; with `spare`: if its KV leaves as much as it takes on a
- * host, which other programs use too, and the margin on a GPU. */
+/* Return true if a session with these limits fits. With `spare` it must also leave memory free: on
+ * a host, which other programs use too, as much as the KV cache takes; on a GPU the margin. */
 static bool
 fits(const MemoryFit *f, const llmc_limits *lim, bool spare)
 {
@@ -128,8 +131,8 @@ fits(const MemoryFit *f, const llmc_limits *lim, bool spare)
 	return mem.kv <= rest && host_fits(f, lim, spare);
 }
 
-/* Return the largest kv_tokens (with `kv`), or context of one sequence, that fits; least - 1: not
- * even the least. Rounded down to pages if less than the most. */
+/* Return the largest kv_tokens (with `kv`), or the largest context of one sequence, that fits.
+ * Values below `most` are rounded down to whole pages. least - 1: not even `least` fits. */
 static int64_t
 largest(const MemoryFit *f, const llmc_limits *lim, bool kv, int64_t least, int64_t most,
         bool spare)
@@ -151,7 +154,7 @@ largest(const MemoryFit *f, const llmc_limits *lim, bool kv, int64_t least, int6
 	return good;
 }
 
-/* Choose the context. *spare: memory is left free. */
+/* Choose the context. *spare: the choice leaves memory free as `fits` demands. */
 static int32_t
 choose_context(const MemoryFit *f, const llmc_limits *lim, bool *spare)
 {
@@ -174,7 +177,7 @@ choose_kv(const MemoryFit *f, const llmc_limits *lim)
 	return n < least ? least : n;
 }
 
-/* The part of a model that does not fit: all of it, or that on one of two devices */
+/* The part of a model that does not fit: the whole model, or its part on one of two devices */
 typedef struct Unfit {
 	const Plan *plan;
 	llmc_memory memory; /* for the limits of the session */
@@ -183,7 +186,7 @@ typedef struct Unfit {
 	bool host;          /* it is the part on the CPU */
 } Unfit;
 
-/* Write the remedy of another division of the model between a GPU and the CPU. Empty: there is
+/* Write a remedy that divides the model between GPU and CPU in another way. Empty: there is
  * none. */
 static void
 divide(const MemoryFit *f, const Unfit *u, char *buf, size_t cap)
@@ -201,7 +204,8 @@ divide(const MemoryFit *f, const Unfit *u, char *buf, size_t cap)
 	if (!spec_can_divide(m->spec) || m->rt)
 		return;
 	const bool gpu = m->gpu >= 0;
-	if (m->no_weights) { /* the free memory of this machine does not matter */
+	/* opened for its plan alone: the memory of this machine does not matter */
+	if (m->no_weights) {
 		if (gpu)
 			snprintf(buf, cap, "\n  --offload auto: a part of the model on the CPU");
 		return;
@@ -215,7 +219,7 @@ divide(const MemoryFit *f, const Unfit *u, char *buf, size_t cap)
 		         gpu ? "the CPU" : "GPU 0", human_bytes((double)other.bytes, a));
 }
 
-/* Append remedies for a session that does not fit, the one that changes least first. */
+/* Append remedies for a session that does not fit, beginning with the smallest change. */
 static void
 remedies(const MemoryFit *f, const Unfit *u, const llmc_limits *lim, char *buf, size_t cap)
 {
@@ -267,7 +271,7 @@ remedies(const MemoryFit *f, const Unfit *u, const llmc_limits *lim, char *buf, 
 		snprintf(buf, cap, "\n  more memory, or a smaller model");
 }
 
-/* limited: free bytes are those of --memory */
+/* limited: --memory has set the free bytes */
 static llmc_status
 refuse(const MemoryFit *f, const Unfit *u, const llmc_limits *lim, bool limited, int64_t free,
        const char *limited_by, llmc_error *err)
@@ -298,14 +302,14 @@ refuse(const MemoryFit *f, const Unfit *u, const llmc_limits *lim, bool limited,
 	                 limited ? "--memory" : limited_by, ways);
 }
 
-/* Source of the free memory of the CPU of two devices */
+/* Describe where the limit of the CPU's memory comes from, for a model on two devices */
 static const char *
 host_limit(const MemoryFit *f)
 {
 	return *f->host.limited_by ? f->host.limited_by : "--memory";
 }
 
-/* Refuse limits whose session does not fit in the memory of the CPU of two devices. */
+/* Refuse limits of a model on two devices if the CPU's part of the session does not fit. */
 static llmc_status
 check_host(const MemoryFit *f, const llmc_limits *lim, llmc_error *err)
 {
@@ -320,7 +324,7 @@ check_host(const MemoryFit *f, const llmc_limits *lim, llmc_error *err)
 	return refuse(f, &u, lim, !*f->host.limited_by, f->host.bytes, host_limit(f), err);
 }
 
-/* True if the memory of the CPU of two devices, not the GPU's, bounds the choice. */
+/* Return true if the CPU's memory, not the GPU's, limits the choice for a model on two devices. */
 static bool
 host_bounds(const MemoryFit *f, const llmc_limits *lim, bool spare)
 {
@@ -331,7 +335,7 @@ host_bounds(const MemoryFit *f, const llmc_limits *lim, bool spare)
 	return two_devices(f->m) && !host_fits(f, &more, spare);
 }
 
-/* Describe the choice in one line. */
+/* Describe the chosen limits in one line. */
 static void
 describe(const MemoryFit *f, const llmc_fitted *r, const llmc_limits *given, bool spare,
          int64_t bytes, char *buf, size_t cap)
@@ -369,7 +373,8 @@ describe(const MemoryFit *f, const llmc_fitted *r, const llmc_limits *given, boo
 		         short_kv ? "; limit: " : "", short_kv ? why : "");
 }
 
-/* Free memory for this model. bytes replaces it if the model was opened for its plan alone. */
+/* Return the free memory for this model. `bytes` replaces it if the model was opened for its plan
+ * alone. */
 static llmc_status
 memory_for(const llmc_model *m, int64_t bytes, FreeMemory *out, llmc_error *err)
 {
@@ -386,8 +391,8 @@ memory_for(const llmc_model *m, int64_t bytes, FreeMemory *out, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Set the memory of the CPU of two devices: what is free, or the limit of the caller. given: the
- * GPU's memory was given. */
+/* Set the memory of the CPU for a model on two devices: the free memory, or the caller's limit.
+ * given: the caller has set the GPU's memory. */
 static void
 host_for(const llmc_model *m, bool given, MemoryFit *f)
 {
@@ -481,7 +486,7 @@ llmc_fit_limits(const llmc_model *m, const llmc_limits *lim, int64_t bytes, llmc
 	return LLMC_OK;
 }
 
-/* A GPU refuses weights and sessions by itself, if it has all of the model. */
+/* If all of the model is on a GPU, the GPU's own check refuses weights and sessions. */
 llmc_status
 fit_weights(const llmc_model *m, llmc_error *err)
 {
@@ -520,7 +525,7 @@ fit_engine(const llmc_model *m, const llmc_engine_options *o, llmc_limits *lim, 
 	l.context = given.context;
 	l.kv_tokens = given.kv_tokens ? given.kv_tokens : o->max_batch_total_tokens;
 	llmc_fitted f = LLMC_INIT(llmc_fitted);
-	if (l.context && l.kv_tokens) /* llmc_session_open checks them */
+	if (l.context && l.kv_tokens) /* the caller has set both: llmc_session_open checks them */
 		return LLMC_OK;
 	TRY(llmc_fit_limits(m, &l, 0, &f, err));
 	lim->context = f.limits.context;

@@ -33,7 +33,8 @@ take_event(void *user, const llmc_event *ev)
 	return !c->cancelled;
 }
 
-/* Open the engine on the first request. Later requests reuse its statistics about drafting. */
+/* Open the engine on the first request. Later requests reuse the engine, with its statistics about
+ * draft tokens. */
 static llmc_status
 open_engine(llmc_session *s, llmc_error *err)
 {

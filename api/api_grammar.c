@@ -1,4 +1,4 @@
-/* Grammars for a tokenizer. The vocabulary becomes tries, built once and kept with the
+/* Grammars for a tokenizer. The vocabulary is converted to tries once, and these are kept with the
  * tokenizer. */
 #include <stdlib.h>
 #include <string.h>
@@ -32,7 +32,7 @@ make(const llmc_tokenizer *t, TokenVocab **out, llmc_error *err)
 			continue;
 		tok[i].special = llmc_token_is_special(t, i);
 		if (llmc_token_bytes(t, i, bytes, sizeof bytes, &need, NULL) ==
-		    LLMC_OK) { /* longer ones are never allowed */
+		    LLMC_OK) { /* longer tokens are never allowed */
 			tok[i].n = (uint32_t)need;
 			strbuf_add(&all, bytes, need);
 		}
@@ -48,9 +48,9 @@ make(const llmc_tokenizer *t, TokenVocab **out, llmc_error *err)
 	return status;
 }
 
-enum { N_BYTES = 256 }; /* tokens of a grammar without a tokenizer */
+enum { N_BYTES = 256 }; /* number of tokens of a grammar without a tokenizer */
 
-/* A grammar whose tokens are the 256 bytes. */
+/* Open a grammar whose tokens are the 256 bytes. */
 static llmc_status
 open_bytes(llmc_grammar_kind kind, const char *text, size_t n, const llmc_grammar_options *opt,
            llmc_grammar **out, llmc_error *err)
@@ -69,7 +69,7 @@ open_bytes(llmc_grammar_kind kind, const char *text, size_t n, const llmc_gramma
 	return status;
 }
 
-/* Return the vocabulary of a tokenizer, which keeps it. */
+/* Return the vocabulary of a tokenizer, which stays with the tokenizer. */
 static llmc_status
 vocab_of(const llmc_tokenizer *t, TokenVocab **out, llmc_error *err)
 {
@@ -98,7 +98,8 @@ api_check_grammar(const llmc_model *m, const llmc_params *p, llmc_error *err)
 	if (!g)
 		return LLMC_OK;
 	if (!m->tokenizer) {
-		/* Vocabularies of models may be padded; bytes are tokens of no larger model. */
+		/* The model's vocabulary may be padded, so it may be larger. A grammar of bytes
+		 * fits only a model with exactly 256 tokens. */
 		const int32_t n = token_vocab_size(grammar_vocab(g));
 		return n == m->plan->vocab || (n > N_BYTES && n < m->plan->vocab)
 		           ? LLMC_OK

@@ -1,4 +1,4 @@
-/* Images and the preprocessing of a model's folder, for programs that run a vision tower
+/* Images, and preprocessing as a model's folder defines it, for programs that run a vision tower
  * themselves. */
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +19,7 @@ struct llmc_image_processor {
 	ImageRules rules;
 };
 
-/* Own a decoded image; *pixels is released on failure. */
+/* Wrap a decoded image in a handle, which then owns the pixels; on failure they are released. */
 static llmc_status
 wrap_pixels(llmc_status status, ImagePixels *pixels, llmc_image **out, llmc_error *err)
 {
@@ -106,8 +106,9 @@ fail:
 	return status;
 }
 
-/* Set the value of a path with points in nested objects, which jansson frees recursively. False:
- * out of memory, too many levels, or an object and a value have the same path. */
+/* Set the value of a path with dots in nested objects. Levels are limited, because jansson frees
+ * objects recursively. False: out of memory, too many levels, or a value where an object is
+ * needed. */
 static bool
 put_path(json_t *at, const char *path, json_t *v)
 {
@@ -127,7 +128,8 @@ put_path(json_t *at, const char *path, json_t *v)
 	return json_object_set_new(at, path, v) == 0;
 }
 
-/* Value of a key as JSON: a number, bool, text or list of numbers. Other types are null. */
+/* Return the value of a key as JSON: a number, bool, string or list of numbers; null for other
+ * types. */
 static json_t *
 gguf_json(const Gguf *g, const char *key)
 {

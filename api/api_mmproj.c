@@ -1,4 +1,5 @@
-/* The vision tower of a GGUF model: a file of its own, mmproj-*.gguf, by the name of llama.cpp. */
+/* Finds the vision tower of a GGUF model. It is a separate file, which llama.cpp names
+ * mmproj-*.gguf. */
 #include <dirent.h>
 #include <limits.h>
 #include <stdio.h>
@@ -22,10 +23,12 @@ set_has_rows(const char *const *set)
 	return rows;
 }
 
-/* Best tower of a model in a folder, and whether the folder has other models and other towers */
+/* Towers in a folder: the one that fits the model's name, another one, and whether the folder has
+ * other models */
 typedef struct FolderTowers {
-	char named[NAME_MAX + 1], other[NAME_MAX + 1]; /* with the model's name; with another */
-	bool models;                                   /* files of other models */
+	/* file with the model's name; file with another name */
+	char named[NAME_MAX + 1], other[NAME_MAX + 1];
+	bool models; /* the folder has files of other models */
 } FolderTowers;
 
 static void
@@ -54,9 +57,9 @@ look_in(const char *dir, const char *model, FolderTowers *b)
 }
 
 /* Return the mmproj file in the folder of the model, else in the folder above it, because large
- * models have a folder per quantisation. A file with the model's name comes first. Without one, the
- * file applies if its folder holds no other model; in the folder above it must have no name of a
- * model either. NULL: no file applies. *foreign: there are mmproj files that do not apply. */
+ * models have a folder per quantisation. A file with the model's name is preferred. Another file is
+ * used only if its folder has no other model; in the folder above, its name must also contain no
+ * model's name. NULL: no file can be used. *foreign: there are mmproj files that were not used. */
 static const char *
 find_mmproj(const char *model, bool *foreign, Arena *a)
 {
@@ -99,7 +102,7 @@ token_of(const char *model, const char *text, int64_t *id, llmc_error *err)
 	                         model, text);
 }
 
-/* Read which token the rows of the tower replace. */
+/* Read the id of the token that the rows of the tower replace. */
 static llmc_status
 image_token(const char *model, const char *mmproj, int64_t *id, llmc_error *err)
 {

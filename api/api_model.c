@@ -44,12 +44,13 @@ set_for_target(const char *const *set, const char *target, int ranks, Arena *are
 
 	for (; set && set[n]; n++)
 		if (strncmp(set[n], "parallel.pp=", 12) == 0 && atoi(set[n] + 12) > 0)
-			ranks /= atoi(set[n] + 12); /* ranks per stage */
+			/* processes of a launcher are divided among the stages */
+			ranks /= atoi(set[n] + 12);
 	const char **all = NEW(arena, const char *, n + 3);
 	if (target_find(target)->kind == TARGET_REF)
 		all[k++] = "kv.dtype=f32";
-	/* number of ranks of the launcher, or of named GPUs; a contradicting override by the caller
-	 * is rejected later */
+	/* number of ranks from the launcher or the named GPUs; if an override of the caller
+	 * contradicts, it is rejected later */
 	if (ranks > 1)
 		all[k++] = arena_printf(arena, "parallel.tp=%d", ranks);
 	for (size_t i = 0; i < n; i++)
@@ -73,7 +74,8 @@ write_to_cache(llmc_model *m, const Compiled *const *made, llmc_error *err)
 }
 
 /* Write the generated files: to the folder of the caller, to the artifact itself, or to the cache.
- * If the cache is not writable, to a temporary folder that is removed when the model is open. */
+ * If the cache is not writable, they go to a temporary folder, which is removed when the model is
+ * open. */
 static llmc_status
 write_generated(llmc_model *m, const Compiled *const *made, const llmc_options *opt,
                 llmc_error *err)
@@ -83,7 +85,7 @@ write_generated(llmc_model *m, const Compiled *const *made, const llmc_options *
 
 	if (m->artifact)
 		return artifact_write(made, (size_t)m->n_own, m->artifact, err);
-	/* unfused plans stay out of the cache, which holds the plans that are run normally */
+	/* unfused plans are not stored in the cache, which has plans of normal runs only */
 	llmc_status s = m->unfused ? LLMC_E_IO : write_to_cache(m, made, &why);
 	if (s != LLMC_E_IO) {
 		if (s != LLMC_OK && err)
@@ -104,7 +106,8 @@ write_generated(llmc_model *m, const Compiled *const *made, const llmc_options *
 	return artifact_write(made, (size_t)m->n_own, dir, err);
 }
 
-/* Read a plan as the runtime does. Plans of this process pass the strict reader as well. */
+/* Read a plan as the runtime does. Even a plan that this process has made goes through the strict
+ * reader. */
 static llmc_status
 read_plan(llmc_model *m, int rank, const char *json, size_t size, const char *name, llmc_error *err)
 {
@@ -126,7 +129,7 @@ read_plan(llmc_model *m, int rank, const char *json, size_t size, const char *na
 	return LLMC_OK;
 }
 
-/* Return the target of a rank: that of the model, or of its part on the CPU. */
+/* Return the target of a rank: the model's target, or the target of its part on the CPU. */
 static const char *
 rank_target(const llmc_model *m, const char *target, int rank)
 {
@@ -181,8 +184,8 @@ read_compiled(llmc_model *m, const char *target, int rank, const Compiled *c, ll
 	return read_plan(m, rank, json->text, json->size, name, err);
 }
 
-/* Decide whether the artifact's code may run, and whether its built kernels may. made [n_own]: what
- * was compiled just now and written to it; NULL: the plans in the folder are used. */
+/* Decide whether the artifact's code may run, and whether its built kernels may. made [n_own]:
+ * plans that were compiled and written to it just now; NULL: the plans in the folder are used. */
 static llmc_status
 check_trust(llmc_model *m, const Compiled *const *made, const llmc_options *opt, llmc_error *err)
 {
@@ -237,8 +240,9 @@ compile_model(llmc_model *m, const char *target, bool write, const llmc_options 
 	return write ? check_trust(m, made, opt, err) : LLMC_OK;
 }
 
-/* Compile the plans of all ranks on rank 0 of several processes. It loads adapters for all ranks
- * and so needs their slot layouts; the plans are made from the same description. */
+/* Compile the plans of all ranks on rank 0 of several processes. Rank 0 loads adapters for all
+ * ranks, so it needs the layouts of their adapter slots. The plans equal those of the ranks,
+ * because they come from the same description. */
 static llmc_status
 others_slots(llmc_model *m, RuntimeOptions *ro, llmc_error *err)
 {
@@ -248,7 +252,8 @@ others_slots(llmc_model *m, RuntimeOptions *ro, llmc_error *err)
 		return LLMC_OK;
 	for (int k = 1; k < spec_ranks(m->spec); k++) {
 		const Compiled *c;
-		const char *warnings; /* rank 0 has reported the same ones */
+		/* ignored: compiling rank 0's own plan has reported these warnings */
+		const char *warnings;
 		TRY(compile_one(m, m->plan->target, k, !m->unfused, &c, &warnings, err));
 		TRY(read_compiled(m, m->plan->target, k, c, err));
 	}
@@ -264,8 +269,8 @@ open_runtime(llmc_model *m, RuntimeOptions *ro, llmc_error *err)
 	return runtime_open_ranks(m->rank + m->first, m->n_own, ro, &m->rt, err);
 }
 
-/* Read the plan of one rank from a generated folder. *fits: this llmc can read it, and it was made
- * from this description for this target. */
+/* Read the plan of one rank from a generated folder. *fits: this version can read the plan, and the
+ * plan was made from this description for this target. */
 static llmc_status
 open_rank(llmc_model *m, const char *target, int rank, const llmc_options *opt, bool *fits,
           llmc_error *err)
@@ -327,7 +332,7 @@ has_plan(llmc_model *m, const char *target)
 }
 
 /* Describe what kernels for `own` gain over those for `other`: a packed CPU layout interleaves as
- * many rows as a vector has elements. */
+ * many rows as a vector register has elements. */
 static const char *
 describe_vector_gain(llmc_model *m, const Target *own, const Target *other)
 {
@@ -337,8 +342,8 @@ describe_vector_gain(llmc_model *m, const Target *own, const Target *other)
 	             : "";
 }
 
-/* Use the best plan for another target whose built kernels are in the folder and run here. It
- * starts at once and needs no compiler. Not if the caller set --arch. */
+/* Use the best plan for another target whose built kernels are in the folder and run here. Such a
+ * plan starts at once and needs no compiler. It is not used if the caller has set --arch. */
 static llmc_status
 open_shipped(llmc_model *m, const char *target, const llmc_options *opt, bool *fits,
              llmc_error *err)
@@ -368,7 +373,8 @@ open_shipped(llmc_model *m, const char *target, const llmc_options *opt, bool *f
 	return LLMC_OK;
 }
 
-/* Open a generated folder: the plan for this device, else one that was shipped with kernels. */
+/* Open a generated folder: the plan for this device, else a plan that was shipped with built
+ * kernels. */
 static llmc_status
 open_artifact(llmc_model *m, const char *target, const llmc_options *opt, bool *fits,
               llmc_error *err)
@@ -424,8 +430,8 @@ open_tokenizer(llmc_model *m, SourceKind kind, const char *source, const llmc_op
 	return tokenizer_set_template(m->tokenizer, opt->chat_template, err);
 }
 
-/* Select the GPU of a process that a launcher started, by its rank on this host, among the named
- * GPUs or all. Ranks share GPUs if there are fewer. */
+/* Select the GPU of a process that a launcher has started: by its rank on this host, from the named
+ * GPUs or all GPUs. If there are fewer GPUs than ranks, ranks share them. */
 static void
 gpu_of_process(llmc_model *m)
 {
@@ -440,7 +446,7 @@ gpu_of_process(llmc_model *m)
 	m->gpu = n <= 0 ? 0 : g->n ? g->number[local_rank % n] : local_rank % n;
 }
 
-/* Assign one GPU per rank: the named ones, else the first ones. */
+/* Assign one GPU per rank: the named GPUs, else the first ones of the machine. */
 static llmc_status
 gpus_for_ranks(llmc_model *m, const char *device, llmc_error *err)
 {
@@ -460,8 +466,8 @@ gpus_for_ranks(llmc_model *m, const char *device, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* The compiler does not know this processor, or there is none and the prebuilt kernels for it do
- * not fit: try older targets. */
+/* Try older targets. Called if the compiler does not know this processor, or if there is no
+ * compiler and no prebuilt kernels fit. */
 static llmc_status
 open_older(llmc_model *m, const char *target, const llmc_options *opt, RuntimeOptions *ro,
            llmc_status *status, llmc_error *why, llmc_error *err)
@@ -580,7 +586,8 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 		              .log_user = opt->log_user };
 	llmc_error why = { 0 };
 	llmc_status status = open_runtime(m, &ro, &why);
-	/* No compiler, or it fails: use kernels that were shipped for an older target, and warn. */
+	/* There is no compiler, or it fails: use kernels that were shipped for an older target, and
+	 * warn. */
 	if (status == LLMC_E_MISSING && kind == SOURCE_ARTIFACT && !opt->out_dir &&
 	    strcmp(m->plan->target, target) == 0 &&
 	    open_shipped(m, target, opt, &fits, NULL) == LLMC_OK && fits) {
@@ -600,8 +607,8 @@ open_into(llmc_model *m, const char *path, const llmc_options *opt, llmc_error *
 	return LLMC_OK;
 }
 
-/* Called when a rank of a launcher has opened its model, or failed to. Either all ranks succeed
- * with the same content, or all fail. */
+/* Finish opening on all ranks together. Each rank of a launcher calls this when it has opened its
+ * model, or has failed to. Either all ranks succeed with the same content, or all fail. */
 static llmc_status
 open_together(llmc_model *m, const llmc_options *opt, llmc_status own, llmc_error *err)
 {

@@ -1,4 +1,4 @@
-/* Queries of a model: facts, keys, memory, plan. */
+/* Queries of a model: properties, keys, memory, plan. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,7 +38,7 @@ llmc_info(const llmc_model *m, llmc_model_info *info)
 	all.has_chat_template = llmc_has_chat_template(m->tokenizer);
 	all.n_params = p->n_params;
 	all.rank = m->first;
-	all.ranks = m->cpu_target[0] ? 1 : m->n_rank; /* two devices are one rank */
+	all.ranks = m->cpu_target[0] ? 1 : m->n_rank; /* a model on two devices is one rank */
 	all.two_devices = m->cpu_target[0] != 0;
 	all.reads_images = p->vision == VISION_ROWS;
 	all.row_in = p->takes_rows ? plan_row_width(p) : 0;
@@ -84,7 +84,7 @@ llmc_memory_for(const llmc_model *m, const llmc_limits *lim, llmc_memory *out, l
 	return session_memory(m->plan, &l, out, err);
 }
 
-/* True if the tensor has this role, in a layer or outside. */
+/* True if the tensor has this role, in a layer or outside of layers. */
 static bool
 is_role(const PlanTensor *t, const char *role)
 {
@@ -129,7 +129,7 @@ llmc_rank_for(const llmc_model *m, int32_t rank, const llmc_limits *lim, llmc_ra
 			r.join_bytes += 4 * count;
 		}
 	}
-	r.vocab = r.vocab ? r.vocab : p->vocab; /* tied to the embedding */
+	r.vocab = r.vocab ? r.vocab : p->vocab; /* without one the head is tied to the embedding */
 	SIZED_GIVE(out, r);
 	return LLMC_OK;
 }
@@ -141,7 +141,7 @@ llmc_fit(const llmc_model *m, int64_t bytes, const llmc_limits *lim, int32_t *se
 	const int32_t marks = l.marks;
 	int32_t fits = 0, too_many = 1 << 20;
 
-	l.kv_tokens = 0; /* 0: context * seqs */
+	l.kv_tokens = 0; /* 0: default, context * seqs */
 	while (too_many - fits > 1) {
 		llmc_memory mem = LLMC_INIT(llmc_memory);
 		int32_t mid = fits + (too_many - fits) / 2;
@@ -151,7 +151,7 @@ llmc_fit(const llmc_model *m, int64_t bytes, const llmc_limits *lim, int32_t *se
 		if (s != LLMC_OK && s != LLMC_E_RANGE)
 			return s;
 		if (s == LLMC_E_RANGE && mid == 1)
-			return s; /* the limits are invalid for any size */
+			return s; /* limits that are invalid at any size */
 		if (s == LLMC_OK && mem.weights + mem.kv + mem.scratch + mem.state <= bytes)
 			fits = mid;
 		else

@@ -1,4 +1,4 @@
-/* Make a Spec from the path that a user names: YAML, generated folder, Hugging Face folder or
+/* Makes a Spec from the path that a user names: YAML, generated folder, Hugging Face folder or
  * GGUF. */
 #include <dirent.h>
 #include <limits.h>
@@ -65,7 +65,7 @@ nearest_path(const char *path, char out[PATH_MAX])
 	return len > 0 && len < PATH_MAX;
 }
 
-/* True for ORG/REPO, the name of a model of Hugging Face. */
+/* True for ORG/REPO, the form of a model's name on Hugging Face. */
 static bool
 is_repo_name(const char *path)
 {
@@ -173,7 +173,7 @@ source_weights(const char *source, SourceKind kind, const Spec *spec, const llmc
 	return file_absolute(arena, arena_printf(arena, "%s/%s", dir, spec->weights));
 }
 
-/* Prepend checkpoint=gguf or checkpoint=hf to the overrides, if the weights show which names
+/* Prepend checkpoint=gguf or checkpoint=hf to the overrides, if the weights show which tensor names
  * apply. */
 static const char *const *
 set_with_checkpoint(const char *const *set, const char *weights, Arena *arena)
@@ -237,8 +237,8 @@ source_spec(const char *path, SourceKind kind, const char *const *set, const cha
 	return LLMC_OK;
 }
 
-/* E_INPUT: the folder or file has no vision tower that llmc runs, or no image processor that it
- * has, or the rows of the tower are not those of the model. */
+/* Check that a vision tower can be used. E_INPUT: llmc cannot run the tower or has no such image
+ * processor, or the rows of the tower have another size than those of the model. */
 static llmc_status
 supported(const char *tower, SourceKind kind, const Spec *model, Arena *arena, llmc_error *err)
 {
@@ -291,7 +291,7 @@ model_add_images(llmc_model *m, const char *path, SourceKind kind, const llmc_op
 	if (!(opt->images || m->mmproj) || (kind != SOURCE_HF && !m->mmproj) || opt->tower ||
 	    m->spec->vision.token < 0)
 		return LLMC_OK;
-	if (m->spec->vision.part != VISION_NONE) /* required by an override */
+	if (m->spec->vision.part != VISION_NONE) /* an override requires images: report the error */
 		return m->mmproj ? supported(m->mmproj, kind, m->spec, &m->arena, err) : LLMC_OK;
 	const char *const *set = set_with(m->set, "vision.part=rows", &m->arena);
 	llmc_status status =
@@ -305,7 +305,7 @@ model_add_images(llmc_model *m, const char *path, SourceKind kind, const llmc_op
 	} else if (status == LLMC_E_MEMORY || opt->mmproj) {
 		return error_set(err, status, "%s", why.text);
 	} else {
-		if (m->mmproj) { /* the keys of the description may be the file's */
+		if (m->mmproj) { /* the file of the tower may have set keys of the description */
 			const ImportOptions text = { .allow_unknown_keys =
 				                         opt->allow_unknown_keys };
 			m->mmproj = NULL;
@@ -353,7 +353,7 @@ device_gpus(const char *device, GpuList *out, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Return the target that --arch means; NULL: none */
+/* Return the target that --arch names; NULL: unknown */
 static const Target *
 target_of_arch(TargetKind kind, const char *arch, llmc_error *err)
 {
@@ -376,7 +376,7 @@ target_of_arch(TargetKind kind, const char *arch, llmc_error *err)
 	return NULL;
 }
 
-/* Return the target of a plan for a GPU: the requested one, or that of the first GPU. */
+/* Return the target of a plan for a GPU: the requested target, or that of GPU `gpu`. */
 static llmc_status
 cuda_target_name(int gpu, const char *arch, bool must_run, char out[32], llmc_error *err)
 {
@@ -384,7 +384,7 @@ cuda_target_name(int gpu, const char *arch, bool must_run, char out[32], llmc_er
 		llmc_status s = device_of(TARGET_CUDA)->best_target(gpu, out, err);
 		if (s == LLMC_OK || must_run)
 			return s;
-		arch = "sm_90a"; /* default without a GPU: compiling needs none */
+		arch = "sm_90a"; /* compiling needs no GPU: this is the default without one */
 		if (err)
 			*err = (llmc_error){ 0 };
 	}

@@ -1,5 +1,5 @@
-/* llmc_place: choose what of a model runs on the CPU, by memory and bandwidths. llmc_predict_two:
- * the speed of a model on two devices. */
+/* llmc_place: chooses the parts of a model that run on the CPU, by memory and bandwidths.
+ * llmc_predict_two: predicts the speed of a model on two devices. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,23 +9,26 @@
 #include "base/sized_struct.h"
 #include "compiler/cost_model.h"
 
-/* Bytes of a model by where placement can put them */
+/* Bytes of the parts of a model that placement can put on either device */
 typedef struct PlaceSizes {
 	int n; /* layers */
 	struct PlaceLayer {
 		int64_t experts, rest, kv;
 	} *layer;      /* [n] */
-	int64_t embed; /* 0: the embedding is also the head, and so stays on the GPU */
+	int64_t embed; /* 0: the embedding is also the head, which stays on the GPU */
 	int64_t fixed,
-	    head; /* always on the GPU; head: the weights among it, which every row reads */
+	    /* bytes that are always on the GPU; head: those of weights, all of which every row
+	     * reads */
+	    head;
 	double experts_read; /* share of the experts' bytes that a row reads */
 	int64_t hidden;
 } PlaceSizes;
 
-/* Numbers of first layers whose experts, and whose every part, are on the CPU */
+/* Placement: experts of the first `moe` layers, and all of the first `all` layers, are on the
+ * CPU */
 typedef struct PlaceChoice {
 	int moe, all;
-	int64_t gpu, host; /* bytes that the parts take */
+	int64_t gpu, host; /* bytes on either device */
 	double seconds;    /* duration of a decode step of one row */
 } PlaceChoice;
 
@@ -100,8 +103,8 @@ sizes_of(const llmc_model *m, const llmc_limits *lim, PlaceSizes *s, llmc_error 
 	return LLMC_OK;
 }
 
-/* Compute memory and decode time of a choice: what a row reads from either memory, in turn, and the
- * values that cross. */
+/* Compute memory and decode time of a placement. The time is the sum of the bytes that a row reads
+ * from each memory, one after the other, and of the values that cross. */
 static void
 weigh(const PlaceSizes *s, const llmc_machine *at, PlaceChoice *c)
 {
@@ -125,8 +128,7 @@ weigh(const PlaceSizes *s, const llmc_machine *at, PlaceChoice *c)
 	    crossings * (at->link_latency_s + 4.0 * (double)s->hidden / at->link_bandwidth);
 }
 
-/* Try every number of layers, and of layers whose experts are on the CPU, and keep the fastest that
- * fits. */
+/* Try all pairs of the two numbers of layers, and return the fastest placement that fits. */
 static bool
 solve(const PlaceSizes *s, const llmc_machine *at, PlaceChoice *best, PlaceChoice *least)
 {
@@ -136,7 +138,7 @@ solve(const PlaceSizes *s, const llmc_machine *at, PlaceChoice *best, PlaceChoic
 		for (int moe = all; moe <= s->n; moe++) {
 			PlaceChoice c = { .moe = moe, .all = all };
 			if (moe > all && !s->layer[moe - 1].experts)
-				continue; /* equal to the choice with one layer less */
+				continue; /* equal to the placement with one layer less */
 			weigh(s, at, &c);
 			if (c.gpu < least->gpu || (!all && !moe))
 				*least = c;
@@ -149,13 +151,12 @@ solve(const PlaceSizes *s, const llmc_machine *at, PlaceChoice *best, PlaceChoic
 	return found;
 }
 
-/* Fill in what the caller left open: free memory, and the figures of the GPU's table. */
+/* Fill in values that the caller has not set: the free memory, and bandwidths from the table of
+ * GPUs. */
 static llmc_status
 machine_of(const llmc_model *m, const llmc_machine *given, llmc_machine *at, llmc_error *err)
 {
-	enum {
-		MARGIN = 32
-	}; /* one part of this many of a GPU's free memory is left to the driver */
+	enum { MARGIN = 32 }; /* 1 / this of a GPU's free memory is left to the driver */
 	llmc_machine all = LLMC_INIT(llmc_machine);
 	const Device *device;
 

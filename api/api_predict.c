@@ -75,7 +75,7 @@ llmc_predict(const llmc_model *m, const char *gpu, bool prefill, int32_t rows, i
 	Prediction p = { 0 };
 	double slowest = 0;
 	for (int stage = 0; stage < m->spec->pp;
-	     stage++) { /* the first rank of a stage has its largest share */
+	     stage++) { /* the first rank of a stage has the largest share */
 		const Plan *of = m->rank[stage * m->spec->tp];
 		if (!of)
 			return error_set(

@@ -1,4 +1,4 @@
-/* Prompts of an embedding model: what its authors put before an input of each kind. */
+/* Prompts of an embedding model: strings that its authors put before inputs, by kind of input. */
 #include <string.h>
 
 #include "api/api.h"

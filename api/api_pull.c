@@ -122,7 +122,7 @@ llmc_pulled_remove(const char *name, int64_t *freed, llmc_error *err)
 	return s;
 }
 
-/* Fetch into *out, memory of the caller. */
+/* Fetch a URL into *out. */
 static llmc_status
 fetch(const char *url, const llmc_fetch_options *o, Arena *a, Strbuf *out, llmc_error *err)
 {

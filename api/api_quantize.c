@@ -1,5 +1,5 @@
-/* llmc_quantize: tokenize the calibration corpus, open a model with unfused steps whose inputs can
- * be probed, and start the job of quant/. */
+/* llmc_quantize: tokenizes the calibration corpus, opens the model with unfused steps, so that
+ * inputs of matrices can be probed, and starts the job of quant/. */
 #include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +20,8 @@ typedef struct OutputFile {
 	QuantJob job;
 	llmc_model *model;
 	Windows windows;
-	/* 16-bit GGUF of a folder, kept next to the result until that is complete; NULL: none */
+	/* 16-bit GGUF made from a folder, kept next to the result until the result is complete;
+	 * NULL: none */
 	const char *whole;
 } OutputFile;
 
@@ -38,7 +39,8 @@ method_of(const char *name, QuantMethod *out, llmc_error *err)
 	                 name);
 }
 
-/* Open a session with a probe. Only part of each chunk gets logits, for the inputs of the head. */
+/* Open a session with a probe. Logits are computed for only a part of each chunk: enough to see the
+ * inputs of the head. */
 static llmc_status
 open_calibration(OutputFile *m, const llmc_quantize_options *o, bool looks, llmc_error *err)
 {
@@ -142,7 +144,8 @@ run(OutputFile *m, const char *in, const char *out, const llmc_quantize_options 
 		                 "%s: neither a GGUF file nor a folder of safetensors; llmc "
 		                 "quantizes only these",
 		                 in);
-	const bool over = kind == SOURCE_HF && ends_with(out, ".gguf"); /* folder to GGUF */
+	/* a folder is converted to GGUF */
+	const bool over = kind == SOURCE_HF && ends_with(out, ".gguf");
 	if (kind == SOURCE_HF && !over) {
 		job->form = folder_form(o->type ? o->type : "int4");
 		if (job->form == FOLDER_NONE)
@@ -188,9 +191,8 @@ run(OutputFile *m, const char *in, const char *out, const llmc_quantize_options 
 	char *name = arena_strdup(&m->arena, out);
 	for (size_t n = strlen(name); n > 1 && name[n - 1] == '/'; n--)
 		name[n - 1] = 0;
-	const bool plain =
-	    over && o->bits == 0 &&
-	    dtype_info(job->type)->block_elems == 1; /* f16, bf16: convert directly */
+	/* f16 and bf16 need no quantisation: convert directly */
+	const bool plain = over && o->bits == 0 && dtype_info(job->type)->block_elems == 1;
 	if (over) {
 		m->whole = plain ? NULL : arena_printf(&m->arena, "%s.partial.16.gguf", name);
 		if (plain)
@@ -271,7 +273,7 @@ llmc_quantize(const char *in, const char *out, const llmc_quantize_options *opt,
 	session_close(m->job.session);
 	threads_close(m->job.threads);
 	llmc_close(m->model);
-	/* after a cancellation the file is kept, to resume */
+	/* after a cancellation the file is kept, so that the job can resume */
 	if (m->whole && status != LLMC_E_CANCELLED)
 		unlink(m->whole);
 	free(m->windows.tok);

@@ -1,4 +1,5 @@
-/* Sessions of the public interface: a runtime session, plus the model that it keeps open. */
+/* Sessions of the public interface. An llmc_session consists of a runtime session and of the model
+ * that it keeps open. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -89,7 +90,8 @@ llmc_status
 llmc_adapter_load(llmc_model *m, const char *folder, double scale, int32_t *adapter,
                   llmc_error *err)
 {
-	/* lora.scale, unless that belongs to an adapter merged into the weights */
+	/* lora.scale of the description, unless it belongs to an adapter that is merged into the
+	 * weights */
 	const double all =
 	    m->spec->lora.path || m->spec->adapters.slots < 1 ? 1 : m->spec->lora.scale;
 
@@ -307,8 +309,8 @@ llmc_take_sampled(llmc_session *s, int32_t *ids, float *logprobs, llmc_error *er
 	return session_take_sampled(s->s, ids, logprobs, err);
 }
 
-/* Add rows [at, at + n) of a sequence of n_tok tokens to its vector. rows: output rows of the
- * chunk, which are its last ones. */
+/* Add rows [at, at + n) of a sequence of n_tok tokens to its vector. rows: the output rows, which
+ * are the last rows of the chunk. */
 static void
 pool_rows(double *sum, int64_t width, llmc_pool pool, int32_t at, int32_t n, int32_t n_tok,
           const float *row)

@@ -14,17 +14,18 @@
 struct llmc_tower {
 	llmc_model *text;  /* the language model */
 	llmc_model *model; /* the tower */
-	/* the only session; NULL: a larger one could not be opened, or there are no weights */
+	/* the only session; NULL: opening a larger one failed, or there are no weights */
 	llmc_session *session;
 	pthread_mutex_t lock; /* held while the session is used or replaced */
 	ImageRules rules;
-	int64_t most_rows; /* rows of the session; it is opened again for a larger image */
+	/* maximum rows of the session, which is opened again for a larger image */
+	int64_t most_rows;
 };
 
 struct llmc_tower_image {
 	float *row;
 	int32_t n_row;
-	int32_t height, width; /* rows and columns of tokens of a single tile, else 0 */
+	int32_t height, width; /* rows and columns of tokens if there is a single tile, else 0 */
 	uint64_t key;
 	char *text;
 };
@@ -40,8 +41,7 @@ read_rules(const char *folder, ImageRules *out, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Check that the tower reads the rows that the processor makes, and the model those of the tower.
- */
+/* Check that the processor's rows fit the tower, and the tower's rows the model. */
 static llmc_status
 check_fit(const llmc_tower *t, const llmc_model *m, llmc_error *err)
 {
@@ -68,10 +68,11 @@ check_fit(const llmc_tower *t, const llmc_model *m, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Images of the native resolution differ in size, so the session grows with them. */
+/* Rows of the first session. Images in native resolution differ in size, so the session grows with
+ * them. */
 enum { FIRST_ROWS = 4096 };
 
-/* Limits of a session for tiles of n rows at least */
+/* Return limits of a session for tiles of at least n rows */
 static llmc_limits
 limits_for(const llmc_tower *t, int64_t n)
 {
@@ -86,7 +87,7 @@ limits_for(const llmc_tower *t, int64_t n)
 	return lim;
 }
 
-/* Open the session for tiles of n rows at least. */
+/* Open the session for tiles of at least n rows. */
 static llmc_status
 open_session(llmc_tower *t, int64_t n, llmc_error *err)
 {
@@ -137,7 +138,8 @@ llmc_tower_open(llmc_model *m, const llmc_options *opt, llmc_tower **out, llmc_e
 		o.n_threads = m->n_threads;
 	TRY_GOTO(read_rules(folder, &t->rules, err));
 	TRY_GOTO(llmc_open(folder, &o, &t->model, err));
-	/* a tower's merger reads consecutive rows, which a processor leaves in raster order */
+	/* the tower merges consecutive rows, but the processor gives patches in raster order: make
+	 * it order them by merged cells */
 	while (t->rules.merge * t->rules.merge < t->model->plan->merge)
 		t->rules.merge++;
 	TRY_GOTO(check_fit(t, m, err));
@@ -174,8 +176,8 @@ llmc_tower_token(const llmc_tower *t)
 	return t->rules.token;
 }
 
-/* Index of a patch in the table of learned positions, which has a square of them after that of the
- * class row */
+/* Return the index of a patch in the table of learned positions, which has the position of the
+ * class row, if any, and then a square of positions */
 static int32_t
 learned_position(const Spec *s, const ImageTile *tile, const int32_t at[2])
 {
@@ -187,8 +189,9 @@ learned_position(const Spec *s, const ImageTile *tile, const int32_t at[2])
 	return first + (int32_t)(at[0] * side / tile->grid_h * side + at[1] * side / tile->grid_w);
 }
 
-/* Weights of the `side` rows of a table for index i of n, along one axis: bilinear, with corners
- * on corners or half-pixel centres, whose filter widens where it shrinks */
+/* Compute the weights of the `side` rows of a table for index i of n, along one axis. The
+ * interpolation is bilinear, with aligned corners or with half-pixel centres; in the latter case
+ * the filter widens if n is smaller than `side` */
 static void
 axis_weights(const Spec *s, int32_t i, int32_t n, int32_t side, float *w)
 {
@@ -207,8 +210,8 @@ axis_weights(const Spec *s, int32_t i, int32_t n, int32_t side, float *w)
 		w[k] = (float)(w[k] / sum);
 }
 
-/* Make the input rows of a tile: zeros for the class row, patches, and after each the weights of
- * its position */
+/* Make the input rows of a tile: zeros for the class row, then patches, each followed by the
+ * weights of its position */
 static llmc_status
 input_rows(const Spec *s, const ImageRows *rows, const ImageTile *tile, float *out, llmc_error *err)
 {
@@ -242,8 +245,8 @@ input_rows(const Spec *s, const ImageRows *rows, const ImageTile *tile, float *o
 	return LLMC_OK;
 }
 
-/* Run the tower over the patches of one tile: a sequence of its own. window: of each patch; NULL:
- * the tower has none */
+/* Run the tower over the patches of one tile, as one sequence. window: window of each patch; NULL:
+ * the tower has no windows */
 static llmc_status
 run_patches(llmc_tower *t, const ImageRows *rows, const ImageTile *tile, const int32_t *window,
             float *out, llmc_error *err)
@@ -304,8 +307,9 @@ run_patches(llmc_tower *t, const ImageRows *rows, const ImageTile *tile, const i
 	return status;
 }
 
-/* Number the cells of merged patches by windows of side x side cells: windows in raster order, and
- * cells in raster order in each. window [cells]: window of each, in this order */
+/* Number the cells of merged patches by windows of side x side cells: windows are in raster order,
+ * and cells are in raster order within each window. window [cells]: window of each cell, in this
+ * order */
 static void
 order_cells(int32_t high, int32_t wide, int32_t side, int32_t *cell, int32_t *window)
 {
@@ -320,8 +324,8 @@ order_cells(int32_t high, int32_t wide, int32_t side, int32_t *cell, int32_t *wi
 				}
 }
 
-/* Run the tower over one tile. With windows, its patches are in the order of their windows, and the
- * rows of the result are put back into that of the image. */
+/* Run the tower over one tile. With windows, its patches are ordered by window, and the rows of the
+ * result are put back into the order of the image. */
 static llmc_status
 run_tile(llmc_tower *t, const ImageRows *rows, const ImageTile *tile, float *out, llmc_error *err)
 {
@@ -368,7 +372,7 @@ fail:
 	return status;
 }
 
-/* Check that the tower makes as many rows as the processor's text has tokens. */
+/* Count the rows that the tower makes, and check that the processor's text has as many tokens. */
 static llmc_status
 count_rows(const llmc_tower *t, const ImageRows *rows, llmc_tower_image *im, llmc_error *err)
 {
@@ -412,7 +416,7 @@ run_tower(llmc_tower *t, const ImageRows *rows, const llmc_read_options *opt, ll
 	return LLMC_OK;
 }
 
-/* Hash of a file and of how it is read */
+/* Hash a file and the options by which it is read */
 static uint64_t
 image_key_of(const void *data, size_t n, bool low)
 {

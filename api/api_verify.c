@@ -1,4 +1,5 @@
-/* llmc_verify: the plan and the fp32 reference on the same tokens, value by value. */
+/* llmc_verify: runs the plan and the fp32 reference on the same tokens and compares them value by
+ * value. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,7 +9,7 @@
 
 typedef struct ValueCopy {
 	char *name;
-	float *data; /* or as many int32_t */
+	float *data; /* or int32_t values of the same number */
 	int64_t n;
 } ValueCopy;
 
@@ -16,17 +17,17 @@ typedef struct Comparison {
 	ValueCopy *kept;
 	size_t n, cap;
 	bool failed; /* out of memory */
-	/* used in the second run */
-	double tolerance; /* allowed for a value computed directly from the embedding */
+	/* fields of the second run */
+	double tolerance; /* tolerance for values computed directly from the embedding */
 	llmc_verify_fn on_row;
 	void *user;
 	int n_row, n_bad;
 	char first_bad[512];
 	const PlanStep *router; /* router step that was compared last */
-	bool *other; /* [n_tok] rows for which it chose other experts than the reference */
+	bool *other; /* [n_tok] rows for which that router chose other experts than the reference */
 } Comparison;
 
-/* First run: keep the values of the reference. */
+/* First run: store the values of the reference. */
 static bool
 keep(void *user, const PlanStep *step, const char *value, Dtype dtype, void *data, int64_t rows,
      int64_t width)
@@ -106,10 +107,10 @@ same_experts(const int32_t *a, const int32_t *b, int64_t n)
 	return true;
 }
 
-/* Compare the experts that rows chose. If the scores of two experts differ by less than rounding
- * does, either choice is right, but later values then differ entirely. So the choice of the
- * reference replaces the plan's, and later values stay comparable. compare() checks by the weights
- * that the scores were near. More than one row in eight must not differ. */
+/* Compare the experts that rows chose. If the scores of two experts differ by less than the
+ * rounding error, either choice is right, but all later values differ. So the choice of the
+ * reference replaces the plan's, which keeps later values comparable. compare() checks by the
+ * weights that the scores were close. At most one row in eight may differ. */
 static bool
 compare_choice(Comparison *c, const PlanStep *step, const char *value, const ValueCopy *k,
                int32_t *id, int64_t rows, int64_t width)
@@ -129,8 +130,8 @@ compare_choice(Comparison *c, const PlanStep *step, const char *value, const Val
 	return others > 0;
 }
 
-/* Compare the positions that an indexer chose, in the same way. More than one position in eight
- * must not differ. */
+/* Compare the positions that an indexer chose, in the same way. At most one position in eight may
+ * differ. */
 static bool
 compare_positions(Comparison *c, const PlanStep *step, const char *value, const ValueCopy *k,
                   int32_t *sel, int64_t rows, int64_t width)
@@ -139,7 +140,7 @@ compare_positions(Comparison *c, const PlanStep *step, const char *value, const 
 	int64_t others = 0, i = 0;
 
 	for (int64_t t = 0; t < rows;
-	     t++, have += width, want += width) /* both ascending, padded with -1 */
+	     t++, have += width, want += width) /* both lists are ascending and padded with -1 */
 		for (int64_t at = i = 0; at < width; at++) {
 			while (i < width && want[i] != -1 && want[i] < have[at])
 				i++;
@@ -182,21 +183,22 @@ compare(void *user, const PlanStep *step, const char *value, Dtype dtype, void *
 		           : false;
 	for (int64_t i = 0; i < k->n; i++) {
 		double d = fabs((double)data[i] - k->data[i]);
-		/* Weights of another choice must be as near as the scores, unless the scores
-		 * include a bias or groups. */
+		/* If the choice differs, the weights must still be close, because the scores were,
+		 * unless scores include a bias or groups. */
 		if (step == c->router && c->other[i / width]) {
 			data[i] = k->data[i];
 			changed = true;
 			d = choice_is_biased(step) ? 0 : d;
 		}
-		if (!(d <= worst)) /* NaN on one side only counts as infinite error */
+		if (!(d <= worst)) /* NaN on only one side counts as an infinite error */
 			worst = isnan(data[i]) && isnan(k->data[i]) ? worst
 			        : isnan(d)                          ? INFINITY
 			                                            : d;
 		if (fabsf(k->data[i]) > range)
 			range = fabsf(k->data[i]);
 	}
-	/* errors of earlier layers add up as independent ones do */
+	/* errors of earlier layers are assumed independent, so they grow with the square root of
+	 * the depth */
 	report(c, step, value, worst, range,
 	       c->tolerance * sqrt(2.0 + (step->layer < 0 ? 0 : step->layer)), k->data, rows,
 	       width);
@@ -272,7 +274,7 @@ llmc_verify(llmc_model *m, const int32_t *tok, size_t n_tok, llmc_verify_fn on_r
 	o.device = "ref";
 	o.weights = m->random_weights ? NULL : m->weights;
 	o.random_weights = m->random_weights;
-	o.allow_unknown_keys = true; /* opening m has reported its unknown keys */
+	o.allow_unknown_keys = true; /* unknown keys were reported when m was opened */
 	o.set = m->set;
 	o.n_threads = m->n_threads;
 	TRY_GOTO(llmc_open(m->source, &o, &ref, err));

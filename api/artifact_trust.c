@@ -77,8 +77,8 @@ digest(const char *artifact, const FileList *l, const char *what, char hex[65], 
 	return status;
 }
 
-/* "kernels/head.1f3a9c.c": sources of kernels. Only the plan names them, so those of other targets
- * do no harm. All other files could be included by a kernel, even in place of a system header. */
+/* "kernels/head.1f3a9c.c": sources of kernels. Sources of other targets do no harm, because only a
+ * plan can name them. A kernel could include any other file, even in place of a system header. */
 static bool
 is_source(const char *path)
 {
@@ -96,7 +96,7 @@ add_file(FileList *l, Arena *a, const char *path)
 	l->path[l->n++] = path;
 }
 
-/* Digest of everything that the plans run, but for built kernels. */
+/* Compute a digest of all code that the plans run, except built kernels. */
 static llmc_status
 digest_sources(const char *artifact, const TrustPlans *t, Arena *a, char hex[65], llmc_error *err)
 {
@@ -202,7 +202,7 @@ artifact_compare(const char *artifact, const Compiled *const *made, size_t n, Ar
 		size_t size;
 		if (is_source(all.path[i]) || made_file(made, n, all.path[i]))
 			continue;
-		/* a header of another target's kernels */
+		/* a header that only kernels of another target include */
 		const char *own = embed_find(
 		    arena_printf(a, "templates/%s", all.path[i] + strlen("kernels/")), &size);
 		file_join(path, artifact, all.path[i]);

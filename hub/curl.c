@@ -1,5 +1,5 @@
-/* Open libcurl at run time: commands that download nothing do not load it, and a machine without it
- * runs local models. A build with LLMC_CURL_LINKED has it linked in. */
+/* Opens libcurl at run time: commands that download nothing do not load it, and a machine without
+ * it can run local models. A build with LLMC_CURL_LINKED links libcurl. */
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,6 @@
-/* The part of libcurl's binary interface that llmc calls. It has been stable since libcurl.so.4 of
- * 2006, so no header is needed to build llmc; the library is opened at run time (curl.c). */
+/* The part of libcurl's binary interface that llmc calls. The interface has been stable since
+ * libcurl.so.4 of 2006, so building llmc needs no header; the library is opened at run time
+ * (curl.c). */
 #ifndef LLMC_CURL_ABI_H
 #define LLMC_CURL_ABI_H
 

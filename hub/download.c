@@ -1,4 +1,4 @@
-/* Download several files at once into the cache.
+/* Downloads several files at once into the cache.
  *
  * A transfer goes through these states; each belongs to one HubPart:
  *
@@ -41,17 +41,18 @@ typedef struct HubTransfer {
 	const char *now;       /* address after redirects */
 	HubRequest r;
 	int lock, fd;
-	int64_t at;      /* bytes in the part */
-	int64_t counted; /* bytes of the part that h->state.bytes includes */
+	int64_t at;      /* number of bytes in the part */
+	int64_t counted; /* number of bytes of the part that h->state.bytes includes */
 	int64_t from;    /* first byte of the current request */
 	int64_t size;    /* -1: not known yet */
-	bool begun;      /* the answer's head was checked */
-	bool accepted;   /* its body belongs to the part */
+	bool begun;      /* the head of the answer has been checked */
+	bool accepted;   /* the body of the answer belongs to the part */
 	bool resumed;    /* the part has bytes of an earlier request */
-	bool restarted;  /* a wrong hash has thrown away such bytes */
-	int64_t best;    /* largest `at` so far; more bytes are progress */
+	/* bytes of an earlier request were thrown away because the hash was wrong */
+	bool restarted;
+	int64_t best; /* largest `at` so far; more bytes are progress */
 	int tries, redirects;
-	double after; /* not before this time */
+	double after; /* earliest time of the next request */
 	Sha256 sha256;
 	Sha1 sha1;
 	llmc_error err; /* error of the write callback */
@@ -81,7 +82,7 @@ hash_add(HubTransfer *t, const void *data, size_t n)
 		sha1_add(&t->sha1, data, n);
 }
 
-/* Bring the progress of the pull up to date. */
+/* Update the progress of the pull. */
 static void
 count(HubTransfer *t)
 {
@@ -102,7 +103,8 @@ part_restart(HubTransfer *t, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Try to lock the blob. The lock file is that of huggingface_hub. False: another process has it. */
+/* Try to lock the blob. huggingface_hub uses the same lock file. False: another process holds the
+ * lock. */
 static bool
 lock_try(HubTransfer *t, llmc_status *status, llmc_error *err)
 {
@@ -117,7 +119,7 @@ lock_try(HubTransfer *t, llmc_status *status, llmc_error *err)
 		}
 		bool got = flock(t->lock, LOCK_EX | LOCK_NB) == 0;
 		if (!got && errno != EWOULDBLOCK && errno != EINTR)
-			return true; /* no locks on this file system */
+			return true; /* this file system has no locks */
 		/* another process may have removed the file before it was locked here */
 		if (got && fstat(t->lock, &own) == 0 && stat(t->p->lock, &named) == 0 &&
 		    own.st_ino == named.st_ino && own.st_dev == named.st_dev)
@@ -160,7 +162,7 @@ finish(HubTransfer *t, llmc_error *err)
 	return hub_report(t->h, t->p->name, t->at, NULL) ? LLMC_OK : hub_cancelled(err);
 }
 
-/* Compare the hash; false: it differs, with the hash in `got`. */
+/* Compare the hash of the content. False: it differs; `got` receives the hash. */
 static bool
 hash_is_right(HubTransfer *t, char got[65])
 {
@@ -181,15 +183,15 @@ etag_write(const char *path, const char *etag, llmc_error *err)
 	return path && *etag ? file_write(path, etag, strlen(etag), err) : LLMC_OK;
 }
 
-/* All bytes are here: check them and give the file its name. */
+/* Call when all bytes are here: checks them and gives the file its name. */
 static llmc_status
 complete(HubTransfer *t, llmc_error *err)
 {
 	char got[65];
 
 	if (!hash_is_right(t, got)) {
-		if (t->resumed &&
-		    !t->restarted) { /* the part of an earlier pull is damaged: once more, from 0 */
+		/* the part of an earlier pull was damaged: download again from 0 */
+		if (t->resumed && !t->restarted) {
 			TRY(part_restart(t, err));
 			t->restarted = true;
 			t->state = WAITING;
@@ -215,7 +217,8 @@ complete(HubTransfer *t, llmc_error *err)
 
 /* ---- requests ---- */
 
-/* Decide whether the body that now begins is the part's, and where. False: t->err is set. */
+/* Decide whether the body that begins now belongs to the part, and at which offset. False: t->err
+ * is set. */
 static bool
 begin_body(HubTransfer *t)
 {
@@ -299,8 +302,8 @@ on_data(char *data, size_t one, size_t n, void *user)
 	return n;
 }
 
-/* Header that makes a request conditional: If-Range for the rest of a part, If-None-Match for a
- * file that is here. NULL: none. */
+/* Return the header that makes a request conditional: If-Range for the rest of a part,
+ * If-None-Match for a file that exists. NULL: none. */
 static const char *
 condition(HubTransfer *t)
 {
@@ -326,7 +329,8 @@ request(HubTransfer *t, void *multi, llmc_error *err)
 	t->from = t->at;
 	t->begun = false;
 	const char *only_if = condition(t);
-	/* without an ETag nothing shows that the rest is of the same file */
+	/* without a strong ETag nothing proves that the rest belongs to the same file: begin
+	 * again */
 	if (t->at > 0 && t->p->etag_file && (!only_if || strstr(only_if, "W/"))) {
 		TRY(part_restart(t, err));
 		t->from = 0;
@@ -364,7 +368,7 @@ open_part(HubTransfer *t, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Read the next slice of what an earlier pull left. */
+/* Read and hash the next slice of the part that an earlier pull left. */
 static llmc_status
 hash_slice(HubTransfer *t, void *multi, char *buf, llmc_error *err)
 {
@@ -382,7 +386,8 @@ hash_slice(HubTransfer *t, void *multi, char *buf, llmc_error *err)
 	return request(t, multi, err);
 }
 
-/* Begin a transfer: lock, look whether the file is there meanwhile, open the part. */
+/* Begin a transfer: lock the blob, check whether another process has completed it meanwhile, open
+ * the part. */
 static llmc_status
 begin(HubTransfer *t, llmc_error *err)
 {
@@ -394,7 +399,7 @@ begin(HubTransfer *t, llmc_error *err)
 			return status;
 		t->state = LOCKED;
 		t->after = clock_now() + 0.1;
-		if (stat(t->part, &st) == 0) { /* progress of the other process */
+		if (stat(t->part, &st) == 0) { /* show the progress of the other process */
 			t->at = st.st_size;
 			count(t);
 		}
@@ -410,7 +415,7 @@ begin(HubTransfer *t, llmc_error *err)
 	if (t->fd < 0)
 		TRY(open_part(t, err));
 	else
-		t->state = HASHING; /* at the end of the part: nothing to read */
+		t->state = HASHING; /* HASHING also for an empty part, which ends at once */
 	return LLMC_OK;
 }
 
@@ -421,7 +426,7 @@ refused(HubTransfer *t, llmc_error *err)
 {
 	const HubAnswer *head = &t->r.head;
 
-	if (head->status == 416) /* beyond the end: the part is not of this file */
+	if (head->status == 416) /* range beyond the end: the part belongs to another file */
 		return part_restart(t, err);
 	if (head->status == 401 || head->status == 403)
 		return error_set(err, LLMC_E_INPUT,
@@ -436,7 +441,8 @@ refused(HubTransfer *t, llmc_error *err)
 	                 *head->error_message ? ": " : "", head->error_message);
 }
 
-/* The endpoint states the hash of large files, which must be that of the list. */
+/* Check the hash that the endpoint sends for a large file: it must equal the hash in the list of
+ * files. */
 static llmc_status
 check_linked(const HubTransfer *t, llmc_error *err)
 {
@@ -461,13 +467,13 @@ retry_after(HubTransfer *t, double wait)
 	t->tries++;
 	t->state = WAITING;
 	t->after = clock_now() + wait;
-	t->now = t->p->url; /* a signed address may have expired */
+	t->now = t->p->url; /* the signed address may have expired: ask for a new one */
 	t->redirects = 0;
 	t->resumed = t->at > 0;
 	return LLMC_OK;
 }
 
-/* A request has ended with libcurl's code. */
+/* Handle the end of a request; code: libcurl's result. */
 static llmc_status
 ended(HubTransfer *t, int code, void *multi, llmc_error *err)
 {
@@ -500,7 +506,7 @@ ended(HubTransfer *t, int code, void *multi, llmc_error *err)
 		           : error_set(err, LLMC_E_IO, "%s: the server refuses the range %lld-",
 		                       t->p->name, (long long)t->from);
 	}
-	if (!t->begun && !begin_body(t)) /* an empty body */
+	if (!t->begun && !begin_body(t)) /* the body was empty, so no data callback has come */
 		return error_set(err, t->err.code, "%s", t->err.text);
 	if (t->size >= 0 && t->at < t->size) {
 		if (t->tries + 1 < HTTP_TRIES)
@@ -590,7 +596,7 @@ run(Hub *h, HubTransfer *t, size_t n, void *multi, char *buf, llmc_error *err)
 	}
 }
 
-/* Refuse if the disk has less free space than the files that are missing need. */
+/* Refuse if the disk has less free space than the missing files need. */
 static llmc_status
 check_disk(Hub *h, const HubPart *p, size_t n, llmc_error *err)
 {

@@ -1,4 +1,4 @@
-/* Settings of downloads, from the environment variables of huggingface_hub and curl. */
+/* Reads settings of downloads from the environment variables of huggingface_hub and curl. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,8 +34,8 @@ expand_home(const char *path, Arena *a)
 	return path;
 }
 
-/* Folder of Hugging Face: $HF_HOME, $XDG_CACHE_HOME/huggingface or ~/.cache/huggingface; NULL: no
- * home folder. */
+/* Return the folder of Hugging Face: $HF_HOME, $XDG_CACHE_HOME/huggingface or ~/.cache/huggingface;
+ * NULL: no home folder. */
 static const char *
 hf_home(Arena *a)
 {

@@ -1,4 +1,4 @@
-/* Files of URLs that a third party has chosen (llmc_fetch). Such a URL must not make the server
+/* Fetches URLs that a third party has chosen (llmc_fetch). Such a URL must not make the server
  * reach private networks:
  *
  *   - the host is in a list of the operator, at every redirect,
@@ -50,8 +50,8 @@ is_public4(uint32_t a)
 	return true;
 }
 
-/* Addresses of 2000::/3 without Teredo and other special ones, documentation and 6to4; an IPv4
- * address as it is */
+/* Is the IPv6 address public? True for 2000::/3 without Teredo and other special ranges,
+ * documentation and 6to4. A mapped IPv4 address is checked as IPv4 */
 static bool
 is_public6(const unsigned char a[16])
 {
@@ -143,7 +143,7 @@ parse_url(const char *url, FetchUrl *out, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Whether one entry of the list allows a URL. *exact: it names the host's address. */
+/* Does an entry of the list allow the URL? *exact: the entry is the host's numeric address. */
 static bool
 entry_allows(const char *entry, size_t n, const FetchUrl *u, bool *exact)
 {
@@ -203,7 +203,7 @@ typedef struct Fetch {
 	const llmc_fetch_options *opt;
 	Strbuf *out;
 	size_t max_bytes;
-	bool exact; /* the operator has named this address */
+	bool exact; /* the operator's list has this very address */
 	bool is_private, too_large, stopped;
 } Fetch;
 

@@ -1,7 +1,7 @@
-/* Single requests: set up, headers, redirects, and what follows from an answer.
+/* Single requests: setting up, headers, redirects, and deciding how to continue after an answer.
  *
- * Redirects are followed here, not in libcurl: the token goes with requests to the endpoint only,
- * and https never becomes http. */
+ * This file follows redirects, not libcurl, so that the token is sent to the endpoint only, and
+ * https never becomes http. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -73,7 +73,7 @@ http_next_link(const char *link, Arena *a)
 	return NULL;
 }
 
-/* Copy the value of a header without the characters that a terminal would act on. */
+/* Copy the value of a header, without characters that control a terminal. */
 static void
 copy_value(char *out, size_t cap, const char *s, size_t n)
 {
@@ -108,7 +108,7 @@ on_header(char *data, size_t one, size_t n, void *user)
 
 	n *= one;
 	if (n >= 5 &&
-	    strncasecmp(data, "HTTP/", 5) == 0) /* the head of a proxy's answer came first */
+	    strncasecmp(data, "HTTP/", 5) == 0) /* a new head: the previous one was a proxy's */
 		*h = (HubAnswer){ 0 };
 	for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
 		size_t len = strlen(rows[i].name);
@@ -222,7 +222,7 @@ retry_after(const HubAnswer *head)
 	return s_left > 0 ? s_left : 0;
 }
 
-/* Host of a URL, for messages */
+/* Return the host of a URL, for messages */
 static const char *
 host_of(Hub *h, const char *url)
 {
@@ -277,7 +277,8 @@ transport_failed(Hub *h, const HubRequest *r, int code, const char *url, llmc_er
 	return HTTP_FAILED;
 }
 
-/* True if another try may succeed. A server that was never reached is reported at once. */
+/* Return true if another try may succeed. If the server was never reached, the error is reported at
+ * once. */
 static bool
 is_temporary(int code, bool progressed)
 {

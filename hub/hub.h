@@ -1,5 +1,5 @@
-/* Models by name: parse a name, find the model in the cache of Hugging Face, download what is
- * missing.
+/* Models by name: parses a name, finds the model in the cache of Hugging Face, and downloads
+ * missing files.
  *
  * The cache is that of huggingface_hub, and both programs read and write the same files:
  *
@@ -10,11 +10,11 @@
  *   models--ORG--REPO/trees/<commit>.json    files of a commit, their sizes and ids
  *   .locks/models--ORG--REPO/<oid>.lock      flock of the process that downloads a blob
  *
- * A blob gets its name after its size and its hash are right. A ref is written after all files of
- * its snapshot are complete, so a stopped download leaves the model that was there before.
+ * A blob gets its name after its size and hash have been checked. A ref is written after all files
+ * of its snapshot are complete, so a stopped download leaves the model that was there before.
  *
- * Everything that a server sends is foreign: paths, ids and commits are checked before they become
- * names of files, and the access token goes to the configured endpoint only. */
+ * Data from servers is untrusted: paths, ids and commits are checked before they become names of
+ * files. The access token is sent to the configured endpoint only. */
 #ifndef LLMC_HUB_H
 #define LLMC_HUB_H
 
@@ -30,7 +30,7 @@ typedef struct HubName {
 	const char *url;      /* address of a file; NULL: a repository */
 	const char *repo;     /* "ORG/REPO", or "REPO" */
 	const char *revision; /* branch, tag or commit */
-	const char *want;     /* QUANT or FILE; NULL: the default */
+	const char *want;     /* quantisation or file; NULL: the default */
 } HubName;
 
 /* True for hf:..., https://..., http://..., hf.co/... and huggingface.co/... */
@@ -39,8 +39,8 @@ bool hub_is_name(const char *s);
  * repository. */
 llmc_status hub_name_parse(const char *text, const char *endpoint, Arena *a, HubName *out,
                            llmc_error *err);
-/* True if a path from a server stays below the folder that it is appended to, and a terminal can
- * show it. */
+/* True if a path from a server stays below the folder that it is appended to, and has no characters
+ * that control a terminal. */
 bool hub_path_is_safe(const char *path);
 bool hub_is_hex(const char *s, size_t n); /* exactly n lower-case hexadecimal digits */
 /* Append s with all bytes percent-encoded that have a meaning in a URL; keep_slash: except '/' */
@@ -72,12 +72,12 @@ typedef struct HubFile {
 	const char *sha256; /* SHA-256 of the content, 64 digits; NULL: not an LFS file */
 	const char *xet;    /* hash of Xet storage, kept for huggingface_hub; NULL: none */
 } HubFile;
-/* Larger files do not exist; sums of the sizes of a repository's files fit int64_t. */
+/* Limit of the size of a file, so that the sum over a repository fits int64_t. */
 #define HUB_MAX_FILE_BYTES ((int64_t)1 << 42)
 typedef struct HubTree {
 	HubFile *file;
 	size_t n, cap;
-	bool partial; /* the files of a snapshot: the repository may have more */
+	bool partial; /* the list has only the files of a snapshot: the repository may have more */
 } HubTree;
 
 void hub_tree_add(HubTree *t, HubFile f, Arena *a);
@@ -93,13 +93,14 @@ const HubFile *hub_tree_find(const HubTree *t, const char *path);
 
 /* ---- select.c ---- */
 
-/* Files of a model. `main` is the file to open, relative to the snapshot; "": the folder. */
+/* Files of a model to download. `main` is the file to open, relative to the snapshot; "": the
+ * folder. */
 typedef struct HubChoice {
 	const HubFile **file;
 	size_t n, cap;
 	const char *main;
-	/* vision tower of a GGUF model, one of `file`; NULL: none in its folder and above. The
-	 * choice is complete without it. */
+	/* vision tower of a GGUF model, one of `file`; NULL: there is none in its folder or above.
+	 * The choice counts as complete without it */
 	const HubFile *mmproj;
 	bool whole; /* all weights are there, as far as the names of files show */
 } HubChoice;
@@ -109,14 +110,15 @@ typedef struct HubGguf {
 	const char *stem;           /* path without part number and suffix */
 	char tag[48];               /* "Q4_K_M"; "": none in the name */
 	const HubFile *const *part; /* in the order of their paths */
-	const HubFile *first;       /* the part that the list of files has first */
-	int n_part, count;          /* count: parts that the names state */
+	const HubFile *first;       /* the part that comes first in the list of files */
+	/* n_part: parts in the list; count: number of parts that the names state */
+	int n_part, count;
 	int64_t bytes;
 } HubGguf;
 
 /* Choose the files that `want` names (NULL: the default). The order is that of the loader: first
- * safetensors, then pickled weights, then GGUF. E_INPUT: no such quantisation or file; the message
- * lists those there are. */
+ * safetensors, then pickled weights, then GGUF. E_INPUT: there is no such quantisation or file; the
+ * message lists the existing ones. */
 llmc_status hub_choose(const HubTree *t, const HubName *name, Arena *a, HubChoice *out,
                        llmc_error *err);
 /* Group the GGUF files of a repository, without projectors of images and importance matrices. */
@@ -145,7 +147,7 @@ typedef struct HubAnswer {
 	long status;
 	char etag[256], linked_etag[256], error_code[64], error_message[400], link[4096],
 	    content_range[96], retry_after[64];
-	bool link_cut; /* the Link header is longer */
+	bool link_cut; /* the Link header was too long and is truncated */
 } HubAnswer;
 /* One request. `head` is filled while it runs. */
 typedef struct HubRequest {
@@ -158,22 +160,23 @@ typedef enum HubVerdict { HTTP_DONE, HTTP_REDIRECT, HTTP_AGAIN, HTTP_FAILED } Hu
 
 enum { HTTP_TRIES = 4, HTTP_REDIRECTS = 8 };
 
-/* Set up a request that neither follows redirects nor sends the token to another host. extra: a
- * further header, or NULL. */
+/* Set up a request that neither follows redirects nor sends the token to another host. extra: an
+ * additional header; may be NULL. */
 llmc_status http_prepare(Hub *h, HubRequest *r, const char *url, const char *extra,
                          llmc_error *err);
 void http_close(Hub *h, HubRequest *r);
-/* Decide how to go on after a request has ended with libcurl's code `code`. tries: requests without
+/* Decide how to continue after a request has ended; code: libcurl's result. tries: requests without
  * progress so far. *wait_s: seconds before the next try. HTTP_FAILED: *err is set. */
 HubVerdict http_verdict(Hub *h, HubRequest *r, int code, const char *url, int tries,
                         bool progressed, double *wait_s, llmc_error *err);
 /* True if an answer from `from` may send this client to the address `to`: https does not become
  * http, and no other protocol is used. */
 bool http_may_follow(const char *from, const char *to);
-/* Address that a redirect leads to; fails on one that is not allowed. */
+/* Return the address that a redirect leads to; fails if the redirect is not allowed. */
 llmc_status http_redirect(Hub *h, HubRequest *r, const char *from, const char **to,
                           llmc_error *err);
-/* GET into memory, at most max_bytes. *head: of the response. Redirects and retries included. */
+/* GET into memory, at most max_bytes. *head: the headers of the response. Follows redirects and
+ * retries. */
 llmc_status http_get(Hub *h, const char *url, size_t max_bytes, Strbuf *out, HubAnswer *head,
                      llmc_error *err);
 /* fetch.c: GET into memory for llmc_fetch; all options are set. */
@@ -190,7 +193,7 @@ const char *http_next_link(const char *link, Arena *a);
 bool http_content_range(const char *s, int64_t *first, int64_t *total);
 /* Wait, and report progress meanwhile. E_CANCELLED: the caller stopped it. */
 llmc_status hub_wait(Hub *h, double seconds, llmc_error *err);
-/* Call the progress function; false: stop. */
+/* Call the progress function; false: the caller wants to stop. */
 bool hub_report(Hub *h, const char *file, int64_t file_bytes, const char *note);
 llmc_status hub_cancelled(llmc_error *err);
 
@@ -215,14 +218,14 @@ typedef struct HubPart {
 	int64_t size;           /* -1: unknown */
 	const char *sha256;     /* NULL: not known */
 	const char *git_oid;    /* NULL: not known */
-	/* file with the ETag of dest and of the part, where the content has no known hash; else
+	/* file with the ETag of dest and of its part, if the hash of the content is unknown; else
 	 * NULL */
 	const char *etag_file;
 	const char *link; /* path in the snapshot that becomes a link to dest; NULL: none */
-	bool update;      /* dest exists; replace it if the server has another one */
+	bool update;      /* dest exists: replace it if the server has another version */
 } HubPart;
 
-/* Download parts, several at a time. Progress is that of h->state, whose totals the caller has
+/* Download parts, several at a time. Progress is counted in h->state, whose totals the caller has
  * set. */
 llmc_status hub_download(Hub *h, HubPart *p, size_t n, llmc_error *err);
 
@@ -236,10 +239,11 @@ HubRepo hub_repo(const Hub *h, const char *repo);
 /* Commit that refs/<revision> holds, or the revision itself if it is a commit; NULL: unknown */
 const char *hub_commit_of(const HubRepo *r, const char *revision, Arena *a);
 const char *hub_snapshot(const HubRepo *r, const char *commit, Arena *a);
-/* Tree of a commit as far as it is known without the network. False: no such snapshot. */
+/* Get the file list of a commit, as far as the cache has it. False: there is no such snapshot. */
 bool hub_local_tree(const HubRepo *r, const char *commit, HubTree *out, Arena *a);
 bool hub_file_is_here(const HubRepo *r, const char *commit, const HubFile *f, Arena *a);
-/* Make `link` a relative link to the blob, or a hard link where the file system has no links. */
+/* Make `link` a relative link to the blob, or a hard link on file systems without symbolic
+ * links. */
 llmc_status hub_link(const char *blob, const char *link, Arena *a, llmc_error *err);
 llmc_status hub_ref_write(const HubRepo *r, const char *revision, const char *commit, Arena *a,
                           llmc_error *err);
@@ -254,7 +258,7 @@ llmc_status hub_pull_url(Hub *h, const HubName *name, bool update, const char **
 const char *hub_url_folder(Hub *h, const HubName *name);
 /* Append a JSON array of the models in the caches. */
 llmc_status hub_list(Hub *h, Strbuf *out, llmc_error *err);
-/* Remove a model and the blobs that no other one uses. */
+/* Remove a model and the blobs that no other model uses. */
 llmc_status hub_remove(Hub *h, const HubName *name, int64_t *freed, llmc_error *err);
 
 #endif

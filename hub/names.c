@@ -1,4 +1,4 @@
-/* Names of models, and strings from servers that become names of files. */
+/* Parses names of models, and checks strings from servers that become names of files. */
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
@@ -155,7 +155,7 @@ parse_repo(const char *s, Arena *a, HubName *out, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* An address below the endpoint: /ORG/REPO, /ORG/REPO/tree/REVISION, or
+/* Parse an address below the endpoint: /ORG/REPO, /ORG/REPO/tree/REVISION, or
  * /ORG/REPO/{resolve,blob}/REVISION/FILE. False: another page. */
 static bool
 parse_page(const char *path, Arena *a, HubName *out)
@@ -196,7 +196,7 @@ hub_name_parse(const char *text, const char *endpoint, Arena *a, HubName *out, l
 	if (repo)
 		return parse_page(repo, a, out) ? LLMC_OK : parse_repo(repo, a, out, err);
 	if (strncasecmp(text, "https://hf.co/", 14) == 0 && parse_page(text + 14, a, out))
-		return LLMC_OK; /* the short address of the Hub */
+		return LLMC_OK; /* hf.co, the short address of the Hub */
 	const size_t n = strlen(endpoint);
 	if (http_same_origin(text, endpoint) && strncmp(text, endpoint, n) == 0 && text[n] == '/' &&
 	    parse_page(text + n + 1, a, out))

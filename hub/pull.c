@@ -1,4 +1,4 @@
-/* Make a model of Hugging Face available: from the cache if it is complete there, else by
+/* Makes a model of Hugging Face available: from the cache if it is complete there, else by
  * requesting the commit and the files of the revision, and downloading those that are missing. */
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,8 +9,8 @@
 #include "base/nearest.h"
 #include "hub/hub.h"
 
-/* Largest answer, and pages and bytes of a list of files. The Hub sends 1000 files per page, with
- * about 300 bytes each. */
+/* Limits: bytes of an answer, and pages and bytes of a list of files. The Hub sends 1000 files per
+ * page, with about 300 bytes each. */
 enum { MAX_ANSWER_BYTES = 64 << 20, MAX_PAGES = 1000, MAX_LIST_BYTES = 256 << 20 };
 
 /* ---- messages ---- */
@@ -135,7 +135,7 @@ request_commit(Hub *h, const HubName *name, const char **commit, llmc_error *err
 	return LLMC_OK;
 }
 
-/* Address of the next page; NULL: none. It is on a server that a redirect could lead to. */
+/* Get the address of the next page; NULL: none. The same rules apply to it as to redirects. */
 static llmc_status
 next_page(Hub *h, const HubName *name, const HubAnswer *head, const char **url, llmc_error *err)
 {
@@ -211,7 +211,7 @@ part_of(Hub *h, const HubName *name, const HubRepo *r, const char *commit, const
 	};
 }
 
-/* Download what a choice lacks. tower: also the vision tower of a GGUF model. */
+/* Download the missing files of a choice. tower: including the vision tower of a GGUF model. */
 static llmc_status
 complete(Hub *h, const HubName *name, const HubRepo *r, const char *commit, const HubChoice *c,
          bool tower, llmc_error *err)
@@ -223,7 +223,8 @@ complete(Hub *h, const HubName *name, const HubRepo *r, const char *commit, cons
 		if (hub_file_is_here(r, commit, c->file[i], h->a) ||
 		    (!tower && c->file[i] == c->mmproj))
 			continue;
-		bool twice = false; /* two paths with one content: link the second one below */
+		/* another path has the same content: do not download it twice, link it below */
+		bool twice = false;
 		HubPart part = part_of(h, name, r, commit, c->file[i]);
 		for (size_t k = 0; k < n; k++)
 			twice = twice || strcmp(p[k].dest, part.dest) == 0;
@@ -256,8 +257,8 @@ main_path(const HubRepo *r, const char *commit, const HubChoice *c, Arena *a)
 	return *c->main ? arena_printf(a, "%s/%s", dir, c->main) : dir;
 }
 
-/* Look for the model in the cache. *commit: of the revision, as far as it is known; *whole: all
- * its files are here, in so far as the list of files is known. NULL: not here. */
+/* Look for the model in the cache. *commit: commit of the revision; NULL: unknown. *whole: all
+ * files are in the cache, according to a complete list. Returns NULL if the model is not there. */
 static const char *
 local(Hub *h, const HubName *name, const HubRepo *r, const char **commit, bool *sure)
 {
@@ -284,7 +285,7 @@ not_here(Hub *h, const HubName *name, llmc_error *err)
 	                 name->text, h->cfg.cache);
 }
 
-/* Bring a commit's files into the cache. */
+/* Download a commit's files into the cache. */
 static llmc_status
 fetch(Hub *h, const HubName *name, const HubRepo *r, const char *commit, bool tower,
       const char **path, llmc_error *err)
@@ -323,7 +324,8 @@ hub_pull(Hub *h, const HubName *name, bool update, const char **path, llmc_error
 	}
 	if (h->cfg.offline)
 		return not_here(h, name, err);
-	/* A snapshot of another program: only the list of files shows whether it is complete. */
+	/* Another program has made the snapshot: only the list of files shows whether it is
+	 * complete. */
 	if (here && !update) {
 		if (fetch(h, name, &r, commit, false, path, &own) == LLMC_OK)
 			return LLMC_OK;

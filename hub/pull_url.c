@@ -1,6 +1,6 @@
-/* Download a GGUF file from a URL into <cache>/downloads/<key>/NAME, with all parts of a split one.
- * The key is the start of the SHA-256 of the address without its query, which often is a signature.
- * The ETag of a file shows whether the server has another one. */
+/* Downloads a GGUF file from a URL into <cache>/downloads/<key>/NAME, and all other parts if it is
+ * split. The key is the start of the SHA-256 of the address without its query, which is often a
+ * signature. The ETag of a file shows whether the server has a newer version. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -27,7 +27,7 @@ parts_of(const char *file)
 	return no == 1 && count > 0 && count <= MAX_PARTS ? count : 0;
 }
 
-/* Address of another part: the same with the number replaced */
+/* Return the address of another part: this one with the number replaced */
 static const char *
 part_url(const HubName *name, int no, Arena *a)
 {
@@ -37,7 +37,8 @@ part_url(const HubName *name, int no, Arena *a)
 	                    name->url + n - SUFFIX + 6);
 }
 
-/* A page of HTML with status 200 is a common answer to a wrong address. */
+/* Check that the file is a GGUF: servers often answer a wrong address with status 200 and a page of
+ * HTML. */
 static llmc_status
 check_content(const char *path, llmc_error *err)
 {
@@ -96,7 +97,8 @@ hub_pull_url(Hub *h, const HubName *name, bool update, const char **path, llmc_e
 	}
 	*path = p[0].dest;
 	if (here && (!update || h->cfg.offline)) {
-		utimensat(AT_FDCWD, *path, NULL, 0); /* `llmc cache --prune` goes by the last use */
+		/* `llmc cache --prune` removes files by the time of their last use */
+		utimensat(AT_FDCWD, *path, NULL, 0);
 		return LLMC_OK;
 	}
 	if (h->cfg.offline)

@@ -1,4 +1,4 @@
-/* Choose the files of a model from those of its repository.
+/* Chooses the files of a model from those of its repository.
  *
  * The order is that of the loader (formats/safetensors_folder.c): model.safetensors, its shards,
  * the only .safetensors file, pytorch_model.bin, its shards, the only pickled file, Meta's
@@ -38,8 +38,8 @@ is_quant(const char *s, size_t n)
 	       (n == 2 || s[2] == '_');
 }
 
-/* Find the quantisation in a stem: the last word between '-', '.' and '/' that is one. UD- belongs
- * to it. */
+/* Find the quantisation in a stem: the last word between '-', '.' and '/' that names one. A prefix
+ * UD- is part of it. */
 static void
 quant_of(const char *stem, char out[48])
 {
@@ -72,7 +72,7 @@ base_of(const char *path)
 
 /* ---- GGUF ---- */
 
-/* A GGUF file, for grouping parts: files of one model are neighbours once sorted */
+/* A GGUF file, for grouping parts: when sorted, the files of one model are adjacent */
 typedef struct GgufFile {
 	const HubFile *file;
 	size_t stem; /* length of the path without part number and suffix */
@@ -99,7 +99,7 @@ gguf_order(const void *a, const void *b)
 	return order ? order : strcmp(x->file->path, y->file->path);
 }
 
-/* Order of the list of files */
+/* Compare by the order in the list of files */
 static int
 first_order(const void *a, const void *b)
 {
@@ -174,7 +174,7 @@ take(HubChoice *c, const HubFile *f, Arena *a)
 	c->file[c->n++] = f;
 }
 
-/* Length of the path of a file's folder, with its slash */
+/* Return the length of the path of a file's folder, with its slash */
 static size_t
 folder_of(const char *path)
 {
@@ -182,7 +182,7 @@ folder_of(const char *path)
 }
 
 /* Choose the vision tower in the folder of a GGUF model, else in one above it: large models have a
- * folder per quantisation. Its order is that with which a model is opened. */
+ * folder per quantisation. The rules are those of api/api_mmproj.c, which opens a model. */
 static void
 take_mmproj(const HubTree *t, Arena *a, HubChoice *out)
 {
@@ -256,7 +256,7 @@ no_such_quant(const HubName *name, const HubGguf *g, size_t n, Arena *a, llmc_er
 	                 near && *near ? "?" : "", list);
 }
 
-/* Choose the GGUF that is named, or the default: the only one, else Q4_K_M. */
+/* Choose the GGUF model that the name selects, or the default: the only one, else Q4_K_M. */
 static llmc_status
 choose_gguf(const HubTree *t, const HubName *name, Arena *a, HubChoice *out, llmc_error *err)
 {
@@ -387,7 +387,7 @@ take_weights(const HubTree *t, bool safetensors, Arena *a, HubChoice *out)
 	return f != NULL;
 }
 
-/* True for the configuration of one of sentence-transformers' modules: 1_Pooling/config.json */
+/* True for the configuration of a module of sentence-transformers, such as 1_Pooling/config.json */
 static bool
 is_module_config(const char *path)
 {
@@ -397,7 +397,7 @@ is_module_config(const char *path)
 	       strcmp(slash, "/config.json") == 0;
 }
 
-/* Add the weights of sentence-transformers' N_Dense. */
+/* Add the weights of the modules N_Dense of sentence-transformers. */
 static void
 take_dense(const HubTree *t, Arena *a, HubChoice *out)
 {
@@ -460,7 +460,7 @@ hub_choose_folder(const HubTree *t, Arena *a, HubChoice *out)
 			take(out, &t->file[i], a);
 }
 
-/* Return the file that `want` names by its path, or by its name alone if only one has it. */
+/* Return the file that `want` names: by its path, or by its file name if that is unique. */
 static const HubFile *
 file_named(const HubTree *t, const char *want)
 {
@@ -477,7 +477,7 @@ file_named(const HubTree *t, const char *want)
 	return n == 1 ? f : NULL;
 }
 
-/* Choose the file that is named; of a split GGUF, all parts. */
+/* Choose the file that is named, with all parts of a split GGUF. */
 static llmc_status
 choose_file(const HubTree *t, const HubName *name, const HubFile *f, Arena *a, HubChoice *out,
             llmc_error *err)

@@ -1,4 +1,4 @@
-/* SHA-1 (FIPS 180-4), for ids of git blobs: the Hub identifies small files by them. */
+/* SHA-1 (FIPS 180-4), for ids of git blobs, by which the Hub identifies small files. */
 #include <stdio.h>
 #include <string.h>
 

@@ -46,7 +46,7 @@ hub_snapshot(const HubRepo *r, const char *commit, Arena *a)
 	return arena_printf(a, "%s/snapshots/%s", r->folder, commit);
 }
 
-/* Add the files below a folder whose links lead to a file. */
+/* Add the files below a folder, without broken links. */
 static void
 add_folder(HubTree *t, const char *dir, const char *below, int depth, Arena *a)
 {
@@ -63,8 +63,9 @@ add_folder(HubTree *t, const char *dir, const char *below, int depth, Arena *a)
 		    stat(full, &st) < 0)
 			continue;
 		HubFile f = { .size = st.st_size };
+		/* not through a link: links may form a loop */
 		if (S_ISDIR(st.st_mode) && depth < MAX_DEPTH && strlen(path) + 1 < sizeof path &&
-		    lstat(full, &st) == 0 && S_ISDIR(st.st_mode)) { /* no link: links may loop */
+		    lstat(full, &st) == 0 && S_ISDIR(st.st_mode)) {
 			strcat(path, "/");
 			add_folder(t, full, path, depth + 1, a);
 		} else if (S_ISREG(st.st_mode)) {
@@ -100,7 +101,7 @@ hub_file_is_here(const HubRepo *r, const char *commit, const HubFile *f, Arena *
 	       S_ISREG(st.st_mode) && st.st_size == f->size;
 }
 
-/* Path of `to` relative to the folder of the link `from`; both are below `top`. */
+/* Return the path of `to` relative to the folder of the link `from`; both are below `top`. */
 static const char *
 relative(const char *top, const char *from, const char *to, Arena *a)
 {
@@ -134,7 +135,7 @@ hub_link(const char *blob, const char *link, Arena *a, llmc_error *err)
 		unlink(fresh);
 		return error_set(err, LLMC_E_IO, "%s: cannot create: %s", link, strerror(errno));
 	}
-	if (lstat(fresh, &st) == 0) /* rename of two names of one file leaves both */
+	if (lstat(fresh, &st) == 0) /* if both names were the same file, rename() has left both */
 		unlink(fresh);
 	return LLMC_OK;
 }

@@ -1,4 +1,4 @@
-/* List and remove models of the caches. */
+/* Lists and removes models of the caches. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -18,7 +18,7 @@
 
 /* ---- folders ---- */
 
-/* Names in a folder, sorted; hidden ones too if `hidden`. */
+/* Return the names in a folder, sorted; hidden: including hidden files. */
 static const char **
 entries(const char *dir, bool hidden, size_t *n, Arena *a)
 {
@@ -54,7 +54,7 @@ entries(const char *dir, bool hidden, size_t *n, Arena *a)
 	return kept;
 }
 
-/* "ORG/REPO" of "models--ORG--REPO"; NULL: another folder */
+/* Return "ORG/REPO" for "models--ORG--REPO"; NULL: another folder */
 static const char *
 repo_of(const char *folder, Arena *a)
 {
@@ -68,7 +68,7 @@ repo_of(const char *folder, Arena *a)
 	return repo;
 }
 
-/* Branch or tag whose ref holds a commit, "main" first; else the commit */
+/* Return a branch or tag whose ref is the commit, preferably "main"; else the commit itself */
 static const char *
 revision_of(const HubRepo *r, const char *commit, Arena *a)
 {
@@ -129,7 +129,7 @@ measure(const HubRepo *r, const char *commit, const HubFile *const *file, size_t
 	}
 }
 
-/* Rows of one snapshot: the folder, and each GGUF of which a file is here */
+/* Write the rows of one snapshot: the folder, and each GGUF model that has a file in the cache */
 static void
 list_snapshot(const HubRepo *r, const char *repo, const char *commit, Strbuf *out, bool *first,
               Arena *a)
@@ -158,7 +158,8 @@ list_snapshot(const HubRepo *r, const char *repo, const char *commit, Strbuf *ou
 		put_row(out, &row, first);
 	}
 	const HubGguf *g = hub_ggufs(&t, a, &n);
-	bool counted = false; /* the towers, which all models of the repository share */
+	/* towers are shared by all models of the repository: count them once */
+	bool counted = false;
 	for (size_t i = 0; i < n; i++) {
 		size_t same = 0, here = 0;
 		for (int k = 0; k < g[i].n_part; k++)
@@ -182,7 +183,7 @@ list_snapshot(const HubRepo *r, const char *repo, const char *commit, Strbuf *ou
 	}
 }
 
-/* A download that stopped: its parts, under the name of the repository */
+/* Write the row of a stopped download: its parts, under the name of the repository */
 static void
 list_parts(const HubRepo *r, const char *repo, Strbuf *out, bool *first, Arena *a)
 {
@@ -260,7 +261,7 @@ hub_list(Hub *h, Strbuf *out, llmc_error *err)
 
 /* ---- remove ---- */
 
-/* Bytes that a folder's files have on the disk; links count nothing. */
+/* Return the bytes of a folder's files on the disk; links are not counted. */
 static int64_t
 bytes_below(const char *dir, Arena *a)
 {
@@ -335,7 +336,7 @@ remove_file(const HubRepo *r, const char *link, int64_t *freed, Arena *a)
 	struct stat st;
 	ssize_t n = readlink(link, to, sizeof to - 1);
 
-	if (n < 0) { /* a file itself, on a file system without links */
+	if (n < 0) { /* not a link: on a file system without links the path is the file itself */
 		if (lstat(link, &st) == 0 && unlink(link) == 0)
 			*freed += st.st_size;
 		return;
@@ -356,7 +357,7 @@ not_there(const Hub *h, const HubName *name, llmc_error *err)
 	                 name->text, name->url ? h->cfg.downloads : h->cfg.cache);
 }
 
-/* True if a GGUF model of the repository is here. */
+/* True if the cache has a GGUF model of the repository. */
 static bool
 models_here(const HubRepo *r, const char *commit, const HubTree *t, Arena *a)
 {
@@ -370,7 +371,7 @@ models_here(const HubRepo *r, const char *commit, const HubTree *t, Arena *a)
 	return false;
 }
 
-/* Remove a file and its part of a download. False: neither is here. */
+/* Remove a file, or the part of its download. False: there is neither. */
 static bool
 remove_one(const HubRepo *r, const char *commit, const HubFile *f, int64_t *freed, Arena *a)
 {
@@ -393,7 +394,8 @@ remove_one(const HubRepo *r, const char *commit, const HubFile *f, int64_t *free
 	return here;
 }
 
-/* Remove one GGUF or file of a repository. Towers and the repository go with its last model. */
+/* Remove one GGUF or file of a repository. With the last model, towers and the repository are
+ * removed too. */
 static llmc_status
 remove_choice(Hub *h, const HubName *name, const HubRepo *r, int64_t *freed, llmc_error *err)
 {
@@ -409,7 +411,7 @@ remove_choice(Hub *h, const HubName *name, const HubRepo *r, int64_t *freed, llm
 		if (c.file[i] != c.mmproj)
 			n_here += remove_one(r, commit, c.file[i], freed, h->a);
 	if (n_here && model_file_is_gguf(c.main) && !models_here(r, commit, &t, h->a))
-		for (size_t i = 0; i < t.n; i++) /* towers go with the last model */
+		for (size_t i = 0; i < t.n; i++) /* with the last model remove the towers */
 			if (model_file_is_mmproj(t.file[i].path))
 				remove_one(r, commit, &t.file[i], freed, h->a);
 	if (!n_here)

@@ -1,4 +1,4 @@
-/* Lists of a repository's files: from the Hub's API, and as huggingface_hub keeps them. */
+/* Reads lists of a repository's files: from the Hub's API, and from files of huggingface_hub. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +25,7 @@ hub_tree_find(const HubTree *t, const char *path)
 	return NULL;
 }
 
-/* Copy a hexadecimal string of n digits; NULL: it is something else. */
+/* Copy a hexadecimal string of n digits; NULL: the value is something else. */
 static const char *
 hex_of(const json_t *o, const char *key, size_t n, Arena *a)
 {
@@ -47,7 +47,7 @@ check_path(const json_t *path, llmc_error *err)
 	                 s ? s : "no string");
 }
 
-/* Add one file of either format. size_key, oid_key and lfs differ between the two. */
+/* Add one file of either format. The formats differ in size_key, oid_key and lfs. */
 static llmc_status
 add_file(HubTree *t, HubFile f, const char *sha256, llmc_error *err, Arena *a)
 {
@@ -127,7 +127,8 @@ hub_tree_parse(HubTree *t, const char *json, size_t n, Arena *a, llmc_error *err
 		                 list ? "" : ": ", list ? "" : why.text);
 	json_array_foreach (list, i, e)
 		TRY(parse_entry(t, e, a, err));
-	arena_done(a, list); /* a list of many pages does not add up */
+	/* free the parsed page, so that memory does not grow with the number of pages */
+	arena_done(a, list);
 	return LLMC_OK;
 }
 

@@ -16,13 +16,13 @@
  *   manager  opens and closes engines
  *   batches  sends the lines of files as requests, if the server has a batch folder
  * A connection that waits for its answer uses a descriptor and some memory, but no thread.
- * Server.held counts the bytes of bodies, their parsed form and pending answers. Above the limit
- * large requests get 503, small ones pass.
+ * Server.held counts the bytes of bodies, their parsed form and pending answers. Above its limit,
+ * large requests get status 503; small requests are still accepted.
  *
  * Server.lock protects the lists, the counters and the fields of a Req that several threads use. It
  * is not held during an engine call that may wait, nor while a long JSON answer is built. Bodies,
- * headers and files of requests are untrusted. Nothing here prints: log lines go to the caller's
- * function. */
+ * headers and files of requests are untrusted. Nothing here prints: log lines are passed to the
+ * caller's function. */
 #ifndef LLMC_SERVE_H
 #define LLMC_SERVE_H
 
@@ -52,13 +52,13 @@ typedef struct Backend {
 	void (*release)(llmc_event *ev);
 	void (*cancel)(void *self, int64_t id);
 	void (*stats)(void *self, llmc_counts *out);
-	/* replace the weights in place by a checkpoint; running requests end if `cancel`. Blocks.
-	 * NULL: not supported */
+	/* replace the weights in place by a checkpoint; `cancel`: cancel running requests. The call
+	 * blocks. NULL: not supported */
 	llmc_status (*replace)(void *self, const char *path, bool cancel, llmc_error *err);
 	const llmc_tokenizer *tok; /* NULL: no tokenizer, ids only */
 	llmc_limits limits;
 	llmc_model_info info;
-	llmc_advice advice;               /* set 0: none */
+	llmc_advice advice;               /* recommended sampling parameters; set 0: none */
 	const llmc_input_prompt *prompts; /* [n_prompt] of an embedding model, while it is open */
 	size_t n_prompt;
 	char dtype[16];        /* type of activations: "float32" */
@@ -87,7 +87,7 @@ typedef struct Metrics { /* protected by Server.lock */
 	uint64_t requests, success, failure[ERR_KINDS];
 	Histogram duration, validation, queue, inference, per_token, input_length, max_new,
 	    generated;
-	uint64_t stop_other[2]; /* choices that ended by abort and by error */
+	uint64_t stop_other[2]; /* number of choices that ended by abort, and by error */
 } Metrics;
 void metrics_init(Metrics *m, int32_t max_input, int32_t max_total);
 void hist_add(Histogram *h, double x);
@@ -103,7 +103,7 @@ enum { MAX_WORKERS = 16, N_SPEED = 60, N_PAST = 360, MAX_MODELS = 256, PAST_SECO
 
 typedef struct HistorySample {    /* state of the server at one time */
 	double at;                /* clock_now() */
-	int32_t running, waiting; /* waiting includes preempted sequences */
+	int32_t running, waiting; /* sequences; waiting includes preempted ones */
 	int64_t pages;            /* pages in use */
 	/* totals since the start: prompt tokens, prompt tokens computed, prefix cache lookups and
 	 * hits, draft tokens and accepted ones */
@@ -128,8 +128,10 @@ struct llmc_server {
 	Queue sleepers;  /* /sleep calls to answer then */
 	Queue pausers;   /* /pause calls to answer when the paused models run nothing */
 	struct PendingAdapter *adding; /* adapters to be added by the manager thread */
-	int n_replacing;               /* threads of POST /v1/weights, which signal `idle` */
-	uint64_t n_wanted;             /* number of requests for an engine so far; orders them */
+	/* number of threads of POST /v1/weights calls; each signals `idle` at its end */
+	int n_replacing;
+	/* number of requests for an engine so far, which gives their order */
+	uint64_t n_wanted;
 	pthread_t model_manager;
 	bool has_model_manager;
 	pthread_cond_t keep;     /* wakes the manager thread */
@@ -142,12 +144,13 @@ struct llmc_server {
 	bool loopback; /* listens on the loopback interface only */
 	pthread_mutex_t lock, log_lock;
 	pthread_cond_t work, idle;
-	pthread_t worker[MAX_WORKERS + 1]; /* the first handles small requests only */
+	pthread_t worker[MAX_WORKERS + 1]; /* the first worker handles small requests only */
 	int n_workers;
-	/* routers should send new requests elsewhere; all are still accepted */
+	/* the server reports itself unhealthy, so that routers send new requests elsewhere; it
+	 * still accepts them */
 	atomic_bool leaving;
 	atomic_bool draining; /* no new requests */
-	atomic_bool closing;  /* running requests are cancelled, event threads end */
+	atomic_bool closing;  /* running requests are being cancelled; event threads end */
 	bool work_over;       /* workers end when their queues are empty; under lock */
 	atomic_bool ended;    /* workers have ended: no further answers will come */
 
@@ -163,7 +166,7 @@ struct llmc_server {
 	atomic_int n_conns;
 	int n_active; /* requests with incomplete answers */
 	size_t held;  /* bytes of requests and answers in memory */
-	/* a request was refused for lack of memory since the HTTP thread last looked */
+	/* a request was refused for lack of memory since the HTTP thread last checked */
 	bool pressed;
 	bool trim; /* much memory was freed: trim the heap */
 	struct {
@@ -178,9 +181,10 @@ struct llmc_server {
 
 /* connection.c */
 llmc_status net_open(Server *s, llmc_error *err);
-void net_wake(Server *s);  /* makes the HTTP thread look at the server's state */
-void net_close(Server *s); /* sends answers that are ready, for two seconds, then closes all */
-void http_wake(Req *r);    /* its answer has grown; lock not held */
+void net_wake(Server *s); /* makes the HTTP thread look at the server's state */
+/* sends answers that are ready, for at most two seconds, then closes all connections */
+void net_close(Server *s);
+void http_wake(Req *r); /* call when the answer of r has grown; lock not held */
 /* worker_pool.c, access_log.c, status.c */
 llmc_status work_open(Server *s, llmc_error *err);
 void work_push(Server *s, Req *r); /* lock held */
@@ -192,13 +196,15 @@ void status_tick(Server *s, double now); /* called on any event thread */
 /* server.c: also used by tests */
 struct SlotInit;
 llmc_status server_open(const Backend *b, const llmc_serve_options *opt, Server **out,
-                        llmc_error *err); /* one model, open for good */
+                        llmc_error *err); /* opens a server with one model that is never closed */
 llmc_status server_open_models(const struct SlotInit *init, int n, const llmc_serve_options *opt,
                                Server **out, llmc_error *err);
 int server_port(const Server *s);
-void server_drain(Server *s);                /* reports unhealthy to routers, otherwise as before */
-void server_stop(Server *s);                 /* no new requests */
-bool server_wait(Server *s, int timeout_ms); /* true: no request in flight */
+/* makes the server report itself unhealthy to routers; it still accepts requests */
+void server_drain(Server *s);
+void server_stop(Server *s); /* refuses new requests */
+/* waits until no request is in flight; false: the time has passed */
+bool server_wait(Server *s, int timeout_ms);
 void server_close(Server *s);
 
 #endif

@@ -110,7 +110,7 @@ model_close(Backend *b)
 	llmc_close(b->model);
 }
 
-/* Return the limits of an engine as far as options give them; context and kv_tokens may be 0. */
+/* Return the limits of an engine that the options set; context and kv_tokens may still be 0. */
 static llmc_limits
 limits_for(const llmc_serve_model *o, const llmc_model *m)
 {
@@ -121,12 +121,13 @@ limits_for(const llmc_serve_model *o, const llmc_model *m)
 	if (eo && eo->limits)
 		lim = *eo->limits;
 	llmc_info(m, &info);
-	if (info.hard_limit &&
-	    lim.context > info.max_positions) /* the setting is shared by all models of a server */
+	/* lower the context: the setting is shared by all models of a server */
+	if (info.hard_limit && lim.context > info.max_positions)
 		lim.context = info.max_positions;
 	if (!lim.seqs)
 		lim.seqs = 16;
-	if (!lim.n_threads && o->options) /* scratch depends on it */
+	/* needed here because the size of scratch memory depends on it */
+	if (!lim.n_threads && o->options)
 		lim.n_threads = o->options->n_threads;
 	if (!lim.snapshots && !(eo && eo->no_prefix_cache))
 		lim.snapshots = LLMC_DEFAULT_SNAPSHOTS;
@@ -154,10 +155,11 @@ typedef struct KnownModel { /* self of a ModelSource */
 	char *path; /* path of a model of the catalogue */
 	pthread_mutex_t lock;
 	char doing[120];  /* progress of a running open, under lock */
-	llmc_options opt; /* adapter: options of the base model and one more setting */
+	llmc_options opt; /* for an adapter: options of the base model and one more setting */
 	const char **set;
 	char *lora;
-	llmc_limits lim; /* chosen when the model was first looked at or opened; size 0: not yet */
+	/* limits, chosen when the model is first described or opened; size 0: not chosen yet */
+	llmc_limits lim;
 } KnownModel;
 
 static void
@@ -204,7 +206,7 @@ model_progress(void *self, char *buf, size_t cap)
 	pthread_mutex_unlock(&k->lock);
 }
 
-/* Keep the progress of an open, and pass other lines on. */
+/* Store log lines that report progress of an open; pass other lines to the server's log. */
 static void
 open_log(void *user, int level, const char *line)
 {
@@ -217,8 +219,9 @@ open_log(void *user, int level, const char *line)
 		o->log(o->log_user, level, line);
 }
 
-/* Choose the model's limits by the free memory, once. They stay for its later engines, so that
- * clients see one context. aside: bytes of a tower that is only described. */
+/* Choose the model's limits by the free memory, once. Later engines of the model have the same
+ * limits, so that clients see one context length. aside: bytes to leave free for a tower that is
+ * not open yet. */
 static llmc_status
 choose_limits(KnownModel *k, const llmc_model *m, bool must_fit, int64_t aside, llmc_error *err)
 {
@@ -230,7 +233,8 @@ choose_limits(KnownModel *k, const llmc_model *m, bool must_fit, int64_t aside, 
 	if (status == LLMC_OK && aside > 0 && f.free != INT64_MAX)
 		status = llmc_fit_limits(m, &given, f.free > aside ? f.free - aside : 1, &f, err);
 	llmc_info(m, &info);
-	if (status == LLMC_E_FULL && !must_fit) { /* other models will be closed for it */
+	/* too large for the free memory: other models will be closed to make space */
+	if (status == LLMC_E_FULL && !must_fit) {
 		f.limits = given;
 		if (!given.context)
 			f.limits.context = info.max_positions < LLMC_DEFAULT_CONTEXT
@@ -249,8 +253,8 @@ choose_limits(KnownModel *k, const llmc_model *m, bool must_fit, int64_t aside, 
 	return LLMC_OK;
 }
 
-/* Refuse a model that does not fit, before its weights are read. A GPU with all of the
- * model does so by itself. */
+/* Refuse a model that does not fit, before its weights are read. If all of the model is on a GPU,
+ * the GPU's own check does this. */
 static llmc_status
 refuse_unfit(void *self, const llmc_model *m, llmc_error *err)
 {
@@ -325,7 +329,7 @@ model_open(void *self, Backend *out, llmc_error *err)
 	TRY(llmc_open(o->path, &opt, &m, err));
 	if (o->engine_options)
 		eo = *o->engine_options;
-	/* the tower first: limits that are chosen here leave its memory */
+	/* open the tower first, so that the limits leave it its memory */
 	llmc_status status = open_tower(m, &opt, &tower, err);
 	if (status == LLMC_OK)
 		status = choose_limits(k, m, true, 0, err);
@@ -366,7 +370,7 @@ view_cancel(void *self, int64_t id)
 	llmc_cancel(((const SharedEngine *)self)->engine, id);
 }
 
-/* Report nothing: the engine's counters appear under its own name. */
+/* Report no counters: the engine's counters appear under the name of the base model. */
 static void
 view_stats(void *self, llmc_counts *out)
 {
@@ -418,7 +422,7 @@ static llmc_status
 view_look(void *self, Backend *about, int64_t *bytes, llmc_error *err)
 {
 	TRY(model_look(self, about, bytes, err));
-	*bytes = 0; /* the slots' memory belongs to the model */
+	*bytes = 0; /* an adapter needs no further memory: its slot belongs to the base model */
 	return LLMC_OK;
 }
 
@@ -531,7 +535,7 @@ model_adapt(void *self, const char *dir, ModelSource *out, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Open a server for the models of a folder or of the cache, without one of its own. */
+/* Open a server for the models of a folder or of the download cache, without a model of its own. */
 static llmc_status
 open_catalogue(const llmc_serve_options *so, const llmc_serve_options *opt, llmc_server **out,
                llmc_error *err)

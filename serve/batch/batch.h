@@ -12,7 +12,8 @@
  *
  * No client input becomes a path: files are named by ids of the server. Files survive a restart,
  * and a batch continues with the lines that have no answer. Only one server uses a folder at a
- * time. The keys of --keys have equal shares of the space, and their batches run in turn. */
+ * time. Each key of --keys has an equal share of the space, and the batches of different keys take
+ * turns. */
 #ifndef LLMC_SERVE_BATCH_BATCH_H
 #define LLMC_SERVE_BATCH_BATCH_H
 
@@ -30,10 +31,11 @@ enum {
 	SLICE = 200
 }; /* SLICE: lines of a batch per turn while another owner waits */
 
-typedef struct StoredFile {  /* a stored file */
-	char id[ID_SIZE];    /* also its file name in the folder */
-	char *name;          /* file name given by the client */
-	char *owner;         /* name of the uploading key; "": the server's own key, or none */
+typedef struct StoredFile { /* a stored file */
+	char id[ID_SIZE];   /* also its file name in the folder */
+	char *name;         /* file name given by the client */
+	/* name of the key that uploaded it; "": the server's own key, or no key */
+	char *owner;
 	const char *purpose; /* string constant */
 	int64_t bytes;
 	time_t created;
@@ -43,7 +45,7 @@ typedef enum BatchStatus {
 	BATCH_VALIDATING,
 	BATCH_IN_PROGRESS,
 	BATCH_FINALIZING,
-	BATCH_CANCELLING, /* up to here the thread has work to do */
+	BATCH_CANCELLING, /* in this status and those above, the thread has work to do */
 	BATCH_COMPLETED,
 	BATCH_FAILED,
 	BATCH_EXPIRED,
@@ -63,14 +65,17 @@ typedef struct Batch {
 	time_t expires;
 	int64_t total, completed, failed; /* numbers of lines */
 	json_t *metadata, *errors;        /* NULL: null */
-	int64_t bytes;                    /* size of its JSON file, including metadata and errors */
-	int saves;                        /* writes of its file in progress */
-	/* fresh: being written for the first time; not listed and not run yet */
+	/* size of the batch's JSON file, including metadata and errors */
+	int64_t bytes;
+	int saves; /* number of writes of the JSON file in progress */
+	/* fresh: its JSON file is being written for the first time; the batch is not listed and
+	 * does not run yet */
 	bool cancel, fresh;
-	/* time before which it cannot run: its lines were refused for lack of capacity */
+	/* earliest time of its next turn, after its lines were refused for lack of capacity */
 	double later;
-	int busy, tries; /* backoff and retry counts, carried to its next turn */
-	int waited;      /* number of unanswered lines, from the first on, that have been tried */
+	int busy, tries; /* backoff and retry counts, kept for its next turn */
+	/* number of lines, from the first unanswered one on, that have been tried */
+	int waited;
 } Batch;
 
 typedef struct OwnerUsage {
@@ -79,7 +84,7 @@ typedef struct OwnerUsage {
 	uint64_t served;
 } OwnerUsage; /* used: bytes; served: sequence number of the owner's latest turn */
 
-typedef struct InFlightLine { /* request of a line in flight */
+typedef struct InFlightLine { /* a line in flight and its request */
 	Req *r;               /* NULL: free entry */
 	size_t line;
 	bool done;
@@ -89,7 +94,7 @@ typedef struct FileStore {
 	Server *srv;
 	char *dir;
 	int lock_fd;
-	int64_t max_bytes, max_file; /* limits: all files, one upload */
+	int64_t max_bytes, max_file; /* limits in bytes: all files, one upload */
 	pthread_t thread;
 	bool has_thread;
 	/* serialises writers of batch state; taken before `lock`, which is never held during disk
@@ -102,35 +107,37 @@ typedef struct FileStore {
 	size_t n_file;
 	Batch *first;
 	int64_t used;            /* bytes of files, including those being written */
-	OwnerUsage *share, lost; /* lost: for owners whose entry could not be allocated */
+	OwnerUsage *share, lost; /* lost: usage of owners whose entry could not be allocated */
 	size_t n_share;
 	uint64_t n_served;
 	bool stop;
 	/* protects the fields below: threads that deliver answers take no other lock */
 	pthread_mutex_t flight_lock;
 	pthread_cond_t landed;
-	bool nudged; /* the thread must look at stop and cancel */
+	bool nudged; /* the thread must check `stop` and the batches' `cancel` */
 	InFlightLine flight[MAX_FLIGHTS];
 } FileStore;
 
 /* file_store.c */
-FileStore *store_of(Req *r, Problem *p); /* NULL with a Problem: the server stores no files */
+/* return the store; NULL with a Problem if the server stores no files */
+FileStore *store_of(Req *r, Problem *p);
 void store_id(char out[ID_SIZE], const char *prefix);
 void store_path(const FileStore *st, char *out, size_t cap, const char *id, const char *tail);
 bool store_sees(const Req *r, const char *owner);      /* may this client see an owner's files? */
-StoredFile *store_find(FileStore *st, const char *id); /* lock held; NULL: none */
+StoredFile *store_find(FileStore *st, const char *id); /* NULL: no file has this id; lock held */
 bool store_add(FileStore *st,
                const StoredFile *f); /* copies strings; lock held; false: out of memory */
 /* Count bytes of an owner, also negative amounts; lock held. */
 void store_count(FileStore *st, const char *owner, int64_t bytes);
 OwnerUsage *store_share(FileStore *st, const char *owner);
-/* a key's part of `all`; the server's own key may use all of it */
+/* return a key's share of `all`; the server's own key may use all of it */
 int64_t store_part(const FileStore *st, const char *owner, int64_t all);
-/* files or batches that an owner may have */
+/* return the number of files, and of batches, that an owner may have */
 size_t store_most(const FileStore *st, const char *owner);
 /* Read the query of a list: `limit` and `after`. False with a Problem. */
 bool store_page(Req *r, int most, int *limit, char after[ID_SIZE], Problem *p);
-void store_list_end(Strbuf *b, const char *first, const char *last, bool more); /* ids; "": none */
+/* first, last: ids; "": the list is empty */
+void store_list_end(Strbuf *b, const char *first, const char *last, bool more);
 
 /* batch_table.c */
 bool batches_load(FileStore *st, const char *id,
@@ -160,7 +167,7 @@ batch_ended(const Batch *b)
  * users may enter it. Removes incomplete files of a crashed server. */
 llmc_status store_open(Server *s, const char *dir, int64_t max_bytes, FileStore **out,
                        llmc_error *err);
-void store_close(FileStore *st); /* no requests are left; NULL is allowed */
+void store_close(FileStore *st); /* call when no requests are left; NULL is allowed */
 
 /* batch_runner.c */
 llmc_status batch_start(FileStore *st, llmc_error *err); /* starts the thread */

@@ -57,7 +57,8 @@ batch_value_span(const char *s, size_t n, const char *key, const char **at, size
 		} else if (s[i] == '}' || s[i] == ']' || s[i] == ',') {
 			depth -= s[i] != ',';
 			if (from && ((s[i] == ',' && depth == 1) || !depth)) {
-				if (ours) { /* the last duplicate counts, as for the parser */
+				/* do not stop: the last of equal keys counts, as for the parser */
+				if (ours) {
 					*at = s + from;
 					*len = i - from;
 					found = true;

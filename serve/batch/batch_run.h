@@ -23,25 +23,27 @@ typedef struct BatchRun {
 	Batch *b;
 	FileMap in;
 	BatchLine *line;
-	size_t n_line, next;         /* all lines before next have begun */
+	size_t n_line, next;         /* next: all lines before this one have begun */
 	json_t *names;               /* maps custom_id to its line number */
-	uint32_t again[MAX_FLIGHTS]; /* lines to retry: no capacity */
+	uint32_t again[MAX_FLIGHTS]; /* lines to retry, which were refused for lack of capacity */
 	int n_again, n_flights, most_flights,
 	    busy; /* busy: consecutive refusals for lack of capacity */
 	double pause_until;
 	size_t n_landed; /* lines answered in this turn */
-	bool yields;     /* another owner's turn: end when no line is in flight */
-	size_t n_wrong;  /* mistakes in the file; `errors` holds at most MAX_ERRORS of them */
-	int part[2];     /* descriptors of the output and error files; -1: not open */
-	json_t *errors;  /* mistakes in the file */
-	bool full;       /* the disk is full */
+	bool yields;     /* it is another owner's turn: the run ends when no line is in flight */
+	/* number of mistakes in the file; `errors` holds at most MAX_ERRORS of them */
+	size_t n_wrong;
+	int part[2];    /* descriptors of the output and error files; -1: not open */
+	json_t *errors; /* mistakes in the file */
+	bool full;      /* the disk is full */
 } BatchRun;
 
 /* batch_input.c */
 void batch_wrong(BatchRun *run, size_t line, const char *code, const char *param, const char *fmt,
                  ...);
 /* Find the raw bytes of the value of `key` in the JSON object s [n], so that numbers stay as
- * written. False: absent, or a key has escapes, which the parser might read differently. */
+ * written. False: the key is absent, or a key has escapes, which the parser might read
+ * differently. */
 bool batch_value_span(const char *s, size_t n, const char *key, const char **at, size_t *len);
 /* Parse a line to an object. check_file has validated it. */
 json_t *batch_line_object(const BatchRun *run, size_t i, Problem *p);

@@ -3,7 +3,8 @@
  * All lines are checked before the first one runs. Several lines run at a time. Each is a request
  * without a connection, at the lowest priority. A line refused for lack of capacity is retried
  * later. Each answer is one line of <id>.part, so that a server that stops or crashes continues
- * after the last complete line. A line whose answer was lost with the machine runs again. */
+ * after the last complete line. If an answer was not on disk when the machine stopped, its line
+ * runs again. */
 #include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -69,7 +70,7 @@ open_part(BatchRun *run, int which)
 	return true;
 }
 
-/* Append one line completely, or nothing. */
+/* Append a line. On failure the file ends with the line before it. */
 static bool
 append(BatchRun *run, int which, const Strbuf *line)
 {
@@ -142,8 +143,9 @@ write_answer(BatchRun *run, size_t i, const Req *r)
 		size_t from = b.len;
 		strbuf_add(&b, text, n);
 		for (size_t k = from; k < b.len; k++)
-			if (b.data[k] == '\n' ||
-			    b.data[k] == '\r') /* line ends occur between values only */
+			/* valid JSON has line ends between values only, so replacing them changes
+			 * no value */
+			if (b.data[k] == '\n' || b.data[k] == '\r')
 				b.data[k] = ' ';
 	} else {
 		json_str(&b, text, n);
@@ -173,8 +175,9 @@ answered(Req *r)
 	pthread_mutex_unlock(&st->flight_lock);
 }
 
-/* Return how many lines run at a time: enough to fill the largest batch of the server's engines, at
- * most half of the requests that any of them accepts, since all lines may name the same model. */
+/* Return how many lines run at a time: enough to fill the largest batch of the server's engines.
+ * The limit is half of the requests that the smallest engine accepts, since all lines may name the
+ * same model. */
 static int
 flights_for(Server *s)
 {
@@ -221,8 +224,8 @@ submit_line(BatchRun *run, size_t i)
 }
 
 /* Report whether to retry a line. A refusal for lack of capacity is always retried, another server
- * error up to MAX_TRIES times. A failed engine is not the line's fault: it waits for the next start
- * of the server. */
+ * error up to MAX_TRIES times. A failed engine is not the line's fault, so the line waits for the
+ * next start of the server. */
 static bool
 may_wait(const Req *r, BatchLine *line)
 {
@@ -299,8 +302,8 @@ ready(const Batch *b)
 	return !batch_ended(b) && !b->fresh && (b->cancel || b->later <= clock_now());
 }
 
-/* Report whether to yield to another batch. Either enough lines have been answered and another
- * owner has work, or these lines only wait and any other batch has work. Lock held. */
+/* Report whether to yield to another batch. It yields if enough lines have been answered and
+ * another owner has work, or if its lines only wait and any other batch has work. Lock held. */
 static bool
 should_yield(const BatchRun *run)
 {
@@ -328,7 +331,7 @@ next_line(BatchRun *run)
 	return run->next;
 }
 
-/* Run lines until all are answered or the run is stopped. */
+/* Run lines until all are answered, or the batch yields, or the run is stopped. */
 static void
 run_lines(BatchRun *run)
 {
@@ -371,7 +374,7 @@ set_status(BatchRun *run, BatchStatus status)
 	Batch *b = run->b;
 	char id[ID_SIZE];
 
-	memcpy(id, b->id, sizeof id); /* b may be freed once it has ended */
+	memcpy(id, b->id, sizeof id); /* copied, because b may be freed once the batch has ended */
 	pthread_mutex_lock(&run->st->lock);
 	if (b->cancel && status < BATCH_COMPLETED)
 		status = BATCH_CANCELLING;
@@ -384,7 +387,7 @@ set_status(BatchRun *run, BatchStatus status)
 	batch_save(run->st, id);
 }
 
-/* Turn a .part file into a file visible to the client. */
+/* Rename a .part file to a file that the client can read. */
 static void
 keep_part(BatchRun *run, int which)
 {
@@ -399,7 +402,8 @@ keep_part(BatchRun *run, int which)
 	store_path(st, part, sizeof part, b->file[which], ".part");
 	store_path(st, path, sizeof path, b->file[which], "");
 	bool known = fstat(run->part[which], &is) == 0;
-	run->full |= fsync(run->part[which]) != 0 || !known; /* keep what the disk has */
+	/* on a failure keep the lines that are on the disk */
+	run->full |= fsync(run->part[which]) != 0 || !known;
 	close(run->part[which]);
 	run->part[which] = -1;
 	if (!known)
@@ -448,8 +452,8 @@ finish(BatchRun *run)
 	                            : BATCH_COMPLETED);
 }
 
-/* Fail a batch whose file is invalid. If it was valid at an earlier start, the client gets the
- * answers of that time. */
+/* Fail a batch whose file is invalid. If the file was valid at an earlier start, the client gets
+ * the answers made then. */
 static void
 fail(BatchRun *run)
 {
@@ -463,8 +467,8 @@ fail(BatchRun *run)
 	set_status(run, BATCH_FAILED);
 }
 
-/* Restore the retry counts of the previous turn. It ended with no lines in flight and lines begin
- * in order, so the waiting lines are the first that are not done. */
+/* Restore the retry counts of the previous turn. That turn ended with no lines in flight, and lines
+ * begin in order, so the lines to retry are the first ones that are not done. */
 static void
 restore_tries(BatchRun *run)
 {
@@ -510,8 +514,8 @@ batch_run(FileStore *st, Batch *b)
 	b->tries = tries;
 	b->waited = run.n_landed ? 0 : run.n_again;
 	stop = st->stop;
-	bool turn = run.yields && left && !run.full && !b->cancel &&
-	            time(NULL) < b->expires; /* it continues in its next turn, as after a restart */
+	/* it yields, and continues in its next turn as after a restart */
+	bool turn = run.yields && left && !run.full && !b->cancel && time(NULL) < b->expires;
 	pthread_mutex_unlock(&st->lock);
 	if (run.errors && !run.full && !stop)
 		fail(&run);
@@ -526,7 +530,7 @@ batch_run(FileStore *st, Batch *b)
 	free(run.line);
 }
 
-/* Wait for work: a new batch, or the time of one that waits. Lock held. */
+/* Wait for work: a new batch, or the time at which a waiting batch may run. Lock held. */
 static void
 wait_for_work(FileStore *st)
 {

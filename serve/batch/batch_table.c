@@ -134,7 +134,7 @@ batch_save(FileStore *st, const char *id)
 		strbuf_puts(&text, "}\n");
 		store_count(st, b->owner, (int64_t)text.len - b->bytes);
 		b->bytes = (int64_t)text.len;
-		b->saves++; /* prevents eviction meanwhile */
+		b->saves++; /* prevents eviction while the file is being written */
 	}
 	pthread_mutex_unlock(&st->lock);
 	bool ok = !b || (!text.failed && file_write(path, text.data, text.len, &err) == LLMC_OK);
@@ -162,8 +162,10 @@ load_files(FileStore *st, Batch *b)
 	for (int i = 0; i < 2; i++) {
 		store_path(st, whole, sizeof whole, b->file[i], "");
 		store_path(st, path, sizeof path, b->file[i], batch_ended(b) ? "" : ".part");
+		/* the output file is complete although the batch is not: a crash came between
+		 * rename and save */
 		if (!batch_ended(b) && lstat(path, &is) != 0 && rename(whole, path) != 0 &&
-		    errno != ENOENT) /* a crash occurred between rename and save */
+		    errno != ENOENT)
 			serve_log(st->srv, LLMC_LOG_WARNING, "warning: %s: %s", whole,
 			          strerror(errno));
 		bool there = lstat(path, &is) == 0 && S_ISREG(is.st_mode);
@@ -293,7 +295,7 @@ store_take(FileStore *st, const char *owner, int64_t bytes)
 	if (bytes > store_part(st, owner, st->max_bytes) - store_share(st, owner)->used +
 	                batches_spare(st, owner) ||
 	    bytes > st->max_bytes - st->used + batches_spare(st, NULL))
-		return false; /* evict nothing if the bytes would not fit even then */
+		return false; /* evict nothing if the bytes would not fit even after evictions */
 	while (bytes > store_part(st, owner, st->max_bytes) - store_share(st, owner)->used)
 		if (!batches_evict(st, owner))
 			return false;

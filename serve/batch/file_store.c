@@ -1,5 +1,6 @@
-/* The folder of files and batches: see batch.h. An uploaded file is its bytes under its id, and
- * id.json with the rest. Output files have no id.json; their batch describes them. */
+/* The folder of files and batches: see batch.h. An uploaded file consists of a file with its bytes,
+ * named by its id, and id.json with its properties. Output files have no id.json; their batch
+ * describes them. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -78,10 +79,10 @@ store_find(FileStore *st, const char *id)
 bool
 store_add(FileStore *st, const StoredFile *f)
 {
+	/* grow when the array is full, at 0, 1, 3, 7, ... entries */
 	StoredFile *more = st->n_file & (st->n_file + 1)
 	                       ? st->file
-	                       : realloc(st->file, 2 * (st->n_file + 1) *
-	                                               sizeof *more); /* full at 0, 1, 3, 7 ... */
+	                       : realloc(st->file, 2 * (st->n_file + 1) * sizeof *more);
 	char *name = strdup(f->name), *owner = strdup(f->owner);
 
 	st->file = more ? more : st->file;

@@ -29,7 +29,7 @@ no_file(Problem *p, const char *id)
 	return false;
 }
 
-/* Read the parts of an upload: the file, which points into the body, and its purpose. */
+/* Read the parts of an upload: the file (out points into the body) and its purpose. */
 static bool
 read_upload(Req *r, MultipartPart *file, Problem *p)
 {
@@ -194,7 +194,7 @@ send_content(Req *r, const FileStore *st, const char *id, Problem *p)
 		req_answer_file(r, "application/octet-stream", (const char *)r->file.data,
 		                r->file.size);
 	else
-		no_file(p, id); /* it was removed since */
+		no_file(p, id); /* the file has been removed meanwhile */
 }
 
 void

@@ -1,5 +1,5 @@
-/* Opening and closing of the folder of files and batches: see batch.h. Removes the rest of a
- * crashed server and loads what is there. */
+/* Opening and closing of the folder of files and batches: see batch.h. Removes incomplete files of
+ * a crashed server and loads the others. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -49,7 +49,7 @@ load_file(FileStore *st, const char *id, llmc_error *err)
 	return ok;
 }
 
-/* Match prefix, digits and return the rest in *tail. */
+/* Does the name begin with the prefix and the digits of an id? *tail: the rest of the name. */
 static bool
 is_ours(const char *name, const char *prefix, char id[ID_SIZE], const char **tail)
 {
@@ -76,8 +76,8 @@ is_known(FileStore *st, const char *id, bool part)
 	return false;
 }
 
-/* Remove files left by a crashed server: incomplete ones, and files without an owner. If some
- * description could not be read (sure is false), files without an owner stay, because they may
+/* Remove files left by a crashed server: incomplete ones, and files without an owner. If a
+ * description could not be read (sure is false), files without an owner are kept, because they may
  * belong to it. */
 static void
 clean(FileStore *st, bool sure)

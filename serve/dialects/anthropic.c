@@ -40,8 +40,8 @@ error_type(int status)
 	}
 }
 
-/* Append the message in Anthropic's words, which clients match on: a problem of a field begins with
- * its name. */
+/* Append the message in the wording of Anthropic's API, which clients match on: if a field is
+ * wrong, the message begins with its name. */
 static void
 error_text(const Problem *p, Strbuf *b)
 {
@@ -128,7 +128,7 @@ block_fault(Problem *p, const char *where, PartFault fault, size_t at, const cha
 }
 
 /* Move tool blocks out of the content. tool_use becomes tool_calls of the same message; tool_result
- * becomes a message of its own before it. Returns the rest as a new reference. */
+ * becomes a message of its own before it. Returns the remaining content as a new reference. */
 static json_t *
 split(const json_t *content, const char *where, json_t *messages, json_t *calls)
 {
@@ -222,8 +222,7 @@ read_messages(const json_t *in, json_t *messages, Problem *p)
 	return true;
 }
 
-/* Translate tools and tool_choice. Tools that the provider would run have a type of their own and
- * are dropped. */
+/* Translate tools and tool_choice. Server-side tools, which have their own types, are dropped. */
 static bool
 read_tools(const json_t *in, json_t *out, Problem *p)
 {
@@ -339,7 +338,7 @@ read_thinking(const json_t *in, json_t *out, Problem *p)
 }
 
 /* Translate the request to an OpenAI chat body. Returns NULL with a Problem. counting: only the
- * prompt matters. */
+ * fields of the prompt are translated. */
 static json_t *
 translate(const json_t *in, bool counting, Problem *p)
 {
@@ -461,7 +460,7 @@ block_end(Generation *g)
 	own->block = NULL;
 }
 
-/* Start a content block. fields: JSON that follows its type. */
+/* Start a content block. fields: JSON after the type of the block. */
 static void
 block_begin(Generation *g, const char *type, const char *fields)
 {
@@ -548,7 +547,7 @@ on_piece(Generation *g, Choice *c, llmc_piece_kind kind, int32_t call, const cha
 	case LLMC_PIECE_DONE:
 		if (g->stream) {
 			block_end(g);
-		} else { /* truncated at max_tokens: not valid JSON */
+		} else { /* arguments truncated at max_tokens are not valid JSON */
 			json_t *input =
 			    json_parse(strbuf_str(&c->held), c->held.len,
 			               JSON_ALLOW_NUL | JSON_KEEP_NUMBERS, NULL, &c->call.failed);
@@ -595,7 +594,7 @@ blocks(const Choice *c, Strbuf *b)
 		json_str(b, strbuf_str(&c->text), c->text.len);
 		strbuf_putc(b, '}');
 	}
-	if (c->call.len) { /* each call begins with a comma */
+	if (c->call.len) { /* the list of calls begins with a comma */
 		size_t skip = !c->reasoning.len && !c->text.len;
 		strbuf_add(b, strbuf_str(&c->call) + skip, c->call.len - skip);
 	}

@@ -1,4 +1,4 @@
-/* Special tokens in messages that are to be text: they get LLMC_BREAKs. */
+/* Inserts LLMC_BREAKs into special tokens of messages, so that they are tokenized as text. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -6,7 +6,8 @@
 #include "serve/dialects/chat_template.h"
 #include "serve/dialects/tokenize.h"
 
-/* Tokens that text in messages must not become: all special tokens, or only that of images */
+/* Must text in messages not become special tokens? This concerns all of them, or only the token of
+ * images */
 static bool
 breaks(const ServedModel *model)
 {
@@ -35,7 +36,7 @@ chat_unbreak(const ServedModel *model, char *text, size_t *n)
 	*n = to;
 }
 
-/* Return a string with a break in each token of an image, and without other breaks. */
+/* Return a string with a break in each image token, and without other breaks. */
 static char *
 break_images(ServedModel *model, const char *s, size_t n, size_t *n_out, Problem *p)
 {
@@ -91,7 +92,8 @@ break_string(ServedModel *model, const char *s, size_t n, size_t *n_out, Problem
 }
 
 /* Return a copy of a value in which all strings, and keys of objects, have breaks in their special
- * tokens. `message`: v is a message, whose role one_message has checked. */
+ * tokens. `message`: v is a message; its role stays unchanged, because one_message has checked
+ * it. */
 static json_t *
 broken_copy(ServedModel *model, const json_t *v, bool message, Problem *p)
 {

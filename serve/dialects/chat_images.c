@@ -43,7 +43,8 @@ is_image_part(const json_t *part)
 	                !strcmp(type, "input_image"));
 }
 
-/* Name the field of part k of message i: that of the client's body, if the part has it. */
+/* Write the name of the field of part k of message i: its name in the client's body, if the part
+ * carries that. */
 static void
 field_of(const json_t *part, size_t i, size_t k, char out[96])
 {
@@ -56,7 +57,7 @@ field_of(const json_t *part, size_t i, size_t k, char out[96])
 		snprintf(out, 96, "messages[%zu].content[%zu]", i, k);
 }
 
-/* The model whose tower and cache the model uses: an adapter has those of its base. */
+/* Return the model that owns the tower and the image cache: for an adapter its base model. */
 static ServedModel *
 owner_of(ServedModel *model)
 {
@@ -119,7 +120,8 @@ decode(ChatImage *c, const char *s, size_t n, Problem *p)
 	return true;
 }
 
-/* Read data:[MEDIA TYPE][;PARAMETERS];base64,DATA. The format is that of the bytes. */
+/* Read data:[MEDIA TYPE][;PARAMETERS];base64,DATA. The media type is ignored: the bytes determine
+ * the format. */
 static bool
 read_data_url(ChatImage *c, const char *url, size_t n, Problem *p)
 {
@@ -138,8 +140,8 @@ read_data_url(ChatImage *c, const char *url, size_t n, Problem *p)
 	return decode(c, comma + 1, n - (size_t)(comma + 1 - url), p);
 }
 
-/* Whether the client still waits, within the time limit of the request, and no /pause has cancelled
- * it */
+/* Is the image still needed: the client waits, the time limit of the request is not over, and no
+ * /pause has cancelled it? */
 static bool
 still_wanted(void *user)
 {
@@ -221,8 +223,8 @@ read_detail(ChatImage *c, const json_t *detail, Problem *p)
 	return true;
 }
 
-/* Hash the file, how it is read, and whose it is: the time that an image takes would show one key
- * of --keys what another one has sent. */
+/* Hash the file, the options for reading it, and the key of --keys that sent it. With a hash that
+ * ignores the key, a short time would show a client that another one has sent the same image. */
 static void
 hash_image(const ChatImages *im, ChatImage *c)
 {
@@ -239,7 +241,7 @@ hash_image(const ChatImages *im, ChatImage *c)
 	sha256_hex(&sum, c->hash);
 }
 
-/* Run the tower, or only count (count_only). */
+/* Run the tower over an image, or only count its tokens (count_only). */
 static bool
 read_image(ChatImages *im, ServedModel *model, const ChatImage *c, bool count_only,
            llmc_tower_image **out, Problem *p)
@@ -340,7 +342,7 @@ chat_images_place(ChatImages *im, ServedModel *model, char **text, size_t *n, Pr
 	return true;
 }
 
-/* Run the tower over one image, unless an equal one has been read meanwhile. */
+/* Run the tower over one image, unless the cache has an equal image by now. */
 static bool
 run(ChatImages *im, ServedModel *model, ChatImage *c, Problem *p)
 {

@@ -1,4 +1,4 @@
-/* Messages of a chat: check them, convert them to the form that templates expect, render them. */
+/* Checks messages of a chat, converts them to the form that templates expect, and renders them. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@
 
 enum { MAX_KWARGS = 100 };
 
-typedef struct ChatIn { /* how messages are read */
+typedef struct ChatIn { /* options for reading messages */
 	ServedModel *model;
 	ChatImages *images; /* NULL: images are refused */
 } ChatIn;
@@ -295,7 +295,7 @@ one_message(const ChatIn *how, const json_t *in, size_t at, Problem *p)
 		problem_memory(p);
 		return NULL;
 	}
-	/* no template has "developer", the newer name of the system role */
+	/* "developer" is a newer name of the system role, which no template has */
 	if (!strcmp(name, "developer"))
 		json_object_set_new(out, "role", json_string("system"));
 	if (!fix_calls(out, at, p)) {
@@ -305,7 +305,8 @@ one_message(const ChatIn *how, const json_t *in, size_t at, Problem *p)
 	return out;
 }
 
-/* Report whether the template shows the tools in `options`: rendering without them differs. */
+/* Report whether the template shows the tools in `options`: it does if rendering without them gives
+ * another text. */
 static bool
 tools_shown(ServedModel *model, json_t *messages, json_t *options, int forms, const char *text,
             size_t n, bool *shown, Problem *p)
@@ -341,7 +342,8 @@ with_tools(ServedModel *model, json_t **messages, json_t *options, int forms, ch
 	return chat_apply(model, *messages, options, forms, text, n, p);
 }
 
-/* Cut what the template added after the last message's content, for continue_final_message. */
+/* Cut the text that the template adds after the content of the last message, for
+ * continue_final_message. */
 static bool
 leave_open(const json_t *messages, char *text, size_t *n, Problem *p)
 {
@@ -350,7 +352,7 @@ leave_open(const json_t *messages, char *text, size_t *n, Problem *p)
 	size_t len = last ? strlen(last) : 0;
 
 	while (len && strchr(" \n\t\r", last[len - 1]))
-		len--; /* many templates trim the content */
+		len--; /* ignore spaces at the end, because many templates trim the content */
 	while (len && strchr(" \n\t\r", *last))
 		last++, len--;
 	for (size_t i = *n >= len ? *n - len + 1 : 0; len && i-- > 0;)
@@ -411,7 +413,8 @@ chat_render(ServedModel *model, const json_t *o, json_t *tools, ChatImages *imag
 		               "Invalid 'messages': expected an array with at least one message, "
 		               "but got %s instead.",
 		               json_is_array(in) ? "an empty array" : json_type_name(in));
-	if (json_object_size(kwargs) > MAX_KWARGS) /* each becomes a variable of the template */
+	/* limited, because each becomes a variable of the template */
+	if (json_object_size(kwargs) > MAX_KWARGS)
 		return problem(p, 400, "chat_template_kwargs",
 		               "Invalid 'chat_template_kwargs': at most %d are allowed, got %zu.",
 		               MAX_KWARGS, json_object_size(kwargs));

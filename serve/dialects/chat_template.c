@@ -32,8 +32,9 @@ apply(ServedModel *model, const json_t *messages, const json_t *options, char **
 	return status;
 }
 
-/* Report whether the template shows the text of a message with this content (which is taken).
- * *failed is set if it was not applied, for a reason that is not the template's. */
+/* Report whether the template shows the text of a message with this content. Takes over the
+ * content. *failed is set if the template could not be applied for a reason outside of it, such as
+ * memory. */
 static bool
 shows(ServedModel *model, const json_t *options, json_t *content, const char *word, bool *failed)
 {
@@ -42,7 +43,7 @@ shows(ServedModel *model, const json_t *options, json_t *content, const char *wo
 	size_t n;
 	llmc_error err;
 	const llmc_status status = m ? apply(model, m, options, &text, &n, &err) : LLMC_E_MEMORY;
-	/* a template for strings shows a list as the notation of a list */
+	/* a template for strings would print a list in the notation of a list, with 'type' */
 	const bool shown = status == LLMC_OK && strstr(text, word) && !strstr(text, "'type'") &&
 	                   !strstr(text, "\"type\"");
 
@@ -93,8 +94,8 @@ content_string(ServedModel *model, const json_t *content)
 	return out;
 }
 
-/* Return a copy of the messages with contents in the form that the template reads. Images stay in
- * lists if it reads lists. NULL: out of memory. */
+/* Return a copy of the messages with contents in the form that the template reads. If the template
+ * reads lists, images stay parts of lists. NULL: out of memory. */
 static json_t *
 convert_contents(ServedModel *model, const json_t *messages, int parts)
 {

@@ -1,6 +1,6 @@
-/* Tools of a chat. A grammar constrains calls. It applies from the first token when a call is
- * required, from the call mark on when calls are optional, or joined with the request's own
- * grammar. */
+/* Tools of a chat. A grammar constrains calls. If a call is required, the grammar applies from the
+ * first token. If calls are optional, it applies from the call mark on. If the request has its own
+ * grammar, both are joined. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,7 +36,7 @@ tool_named(const json_t *tools, const char *name)
 	return NULL;
 }
 
-/* Check one tool. names: names of the tools before it; adds its own. */
+/* Check one tool. names: names of the tools before it, to which its own is added. */
 static bool
 check_tool(const json_t *tool, json_t *names, size_t i, Problem *p)
 {
@@ -140,7 +140,7 @@ read_choice(const json_t *choice, ToolUse *use, bool *none, Problem *p)
 		return problem(p, 400, "tool_choice",
 		               "Invalid 'tool_choice': there is no tool '%.100s'.", name);
 	use->only = name;
-	use->one = true; /* a named function means one call, not any number of calls */
+	use->one = true; /* with a named function there is exactly one call */
 	return use->forced = true;
 }
 
@@ -338,7 +338,7 @@ rules(const llmc_calls *c, const char *only, int flags)
 	}
 }
 
-/* Apply the grammar only after these strings; NULL: from the start. */
+/* Apply the grammar only after these strings; first NULL: from the start of the answer. */
 static bool
 wait_for(Generation *g, const char *first, const char *second, Problem *p)
 {
@@ -372,8 +372,8 @@ forced_text(const Generation *g, const ToolUse *use, const llmc_calls *c, int fl
 	return both.data;
 }
 
-/* Compile the grammar of calls. If a schema does not compile, arguments are any object; with strict
- * tools it is an error. */
+/* Compile the grammar of calls. If a schema does not compile, the arguments may be any object; with
+ * strict tools this is an error. */
 static bool
 force(Generation *g, const ToolUse *use, const llmc_calls *c, Problem *p)
 {
@@ -383,8 +383,9 @@ force(Generation *g, const ToolUse *use, const llmc_calls *c, Problem *p)
 	bool free_text = !use->forced && !g->grammar;
 	int flags = (use->one ? LLMC_CALLS_ONE : 0) | (free_text ? LLMC_CALLS_BEGUN : 0);
 
+	/* without a mark the beginning of a call is unknown, so no grammar applies */
 	if (free_text && !mark)
-		return true; /* no mark shows where a call begins */
+		return true;
 	opt.strict = use->strict;
 	opt.additional = LLMC_ADDITIONAL_CLOSED;
 	opt.compact = !use->forced && g->compact;
@@ -397,8 +398,8 @@ force(Generation *g, const ToolUse *use, const llmc_calls *c, Problem *p)
 			return problem(
 			    p, 400, "tool_choice",
 			    "This model has no known call format: a call cannot be required.");
-		/* the model makes no calls: its answer is text under the request's constraint, if
-		 * any */
+		/* the model has no call format: the answer is text, under the request's constraint
+		 * if there is one */
 		if (!text)
 			return g->grammar ? wait_for(g, end, NULL, p) : true;
 		bool ok = grammar_of(g->model, LLMC_GRAMMAR_PARTS, text, strlen(text), &opt,
@@ -433,7 +434,7 @@ tools_text(Generation *g, const ToolUse *use, Problem *p)
 		       *with = format ? json_copy(tool) : json_incref(tool);
 		const json_t *text = json_object_get(format, "definition");
 		const char *syntax = json_string_value(json_object_get(format, "syntax"));
-		if (format && ok) { /* report a mistake in the format as one of the tool's */
+		if (format && ok) { /* report a mistake in the format as a mistake of its tool */
 			llmc_grammar *made = NULL;
 			char param[400];
 			snprintf(param, sizeof param, "%s.format.definition", name);
@@ -461,7 +462,7 @@ bool
 tools_begin(Generation *g, const ToolUse *use, const char *prompt, size_t n, Problem *p)
 {
 	if (!use->tools && (!g->dialect->pieces || atomic_load(&g->model->plain_chat)))
-		return true; /* answers of this model are text only */
+		return true; /* no readers are needed: answers of this model are text only */
 	char *tools = use->tools ? tools_text(g, use, p) : NULL;
 	llmc_error err = { 0 };
 
@@ -478,7 +479,8 @@ tools_begin(Generation *g, const ToolUse *use, const char *prompt, size_t n, Pro
 	free(tools);
 	llmc_calls *first = g->choice[0].calls;
 	if (llmc_calls_reasoning(first, g->reasoning))
-		g->ep.stop_ignore = g->reasoning; /* stop strings are for the answer */
+		/* stop strings apply to the answer only, not to the reasoning */
+		g->ep.stop_ignore = g->reasoning;
 	if (use->tools) {
 		g->er.show_special = true; /* call marks may be special tokens */
 		return force(g, use, first, p);

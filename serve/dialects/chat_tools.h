@@ -1,5 +1,5 @@
-/* Tools of a chat: which ones the model may call, how they are shown to it, and how its calls are
- * read. */
+/* Tools of a chat: selects the tools that the model may call, shows them to the model, and reads
+ * its calls. */
 #ifndef LLMC_SERVE_DIALECTS_CHAT_TOOLS_H
 #define LLMC_SERVE_DIALECTS_CHAT_TOOLS_H
 
@@ -12,7 +12,7 @@ typedef struct ToolUse {
 	const char *only; /* name of the tool that must be called; points into the body */
 	bool forced;      /* at least one call is required */
 	bool strict;      /* a schema that cannot be compiled is an error */
-	bool one;         /* no calls side by side */
+	bool one;         /* at most one call */
 } ToolUse;
 
 /* Read tools, tool_choice and parallel_tool_calls. The body must outlive *use. */
@@ -21,7 +21,7 @@ void tools_release(ToolUse *use);
 /* Return the messages with the tools listed in the system message, for a template without tool
  * support. New reference; NULL: out of memory. */
 json_t *messages_with_tools(ServedModel *model, const json_t *messages, const json_t *tools);
-/* Make the readers of the choices and the grammar of calls for a rendered prompt. */
+/* Create a reader for each choice, and the grammar of calls, for a rendered prompt. */
 bool tools_begin(Generation *g, const ToolUse *use, const char *prompt, size_t n, Problem *p);
 
 #endif

@@ -1,6 +1,6 @@
 /* Labels of a classifier: vLLM's /classify and TEI's /predict. A probability is the softmax over
- * the labels; the sigmoid if there is one label, or if the labels are independent (problem_type
- * multi_label_classification). */
+ * the labels. With one label, or with independent labels (problem_type multi_label_classification),
+ * it is the sigmoid. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 
 typedef struct Classify {
 	OpenAi base;
-	bool tei, one; /* one: TEI's answer is a list of labels, not a list of such lists */
+	bool tei, one; /* one: TEI's answer is one list of labels, not a list of lists */
 	bool raw;      /* logits instead of probabilities */
 } Classify;
 
@@ -29,7 +29,7 @@ read_model(Generation *g, const json_t *o, Problem *p)
 	return true;
 }
 
-/* Read a string, or a list of one string or two: a pair. */
+/* Read an input: a string, or a list of one string or of two (a pair). */
 static bool
 read_sequence(Generation *g, const json_t *v, size_t i, bool cut, Problem *p)
 {
@@ -120,7 +120,7 @@ probabilities(float *x, size_t n, bool several)
 		                                 : exp(x[i] - most) / sum);
 }
 
-/* Append the labels of one input, the best first. */
+/* Append the labels of one input, the most likely one first. */
 static void
 put_tei(Strbuf *b, const Rank *rank, size_t n, const char *const *name)
 {

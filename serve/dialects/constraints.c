@@ -1,4 +1,4 @@
-/* Grammars of requests, compiled by the workers and cached for requests with the same
+/* Grammars of requests. Workers compile them and cache them for later requests with the same
  * constraint. */
 #include <stdlib.h>
 #include <string.h>
@@ -114,8 +114,8 @@ grammar_of(ServedModel *m, llmc_grammar_kind kind, const char *text, size_t n,
 	return true;
 }
 
-/* Options of schemas in requests. With `strict` an object without additionalProperties is closed,
- * as OpenAI demands. */
+/* Options of schemas in requests. With `strict`, an object without additionalProperties allows no
+ * other properties, as OpenAI demands. */
 static llmc_grammar_options
 schema_options(const Generation *g, bool strict)
 {
@@ -126,7 +126,8 @@ schema_options(const Generation *g, bool strict)
 	return opt;
 }
 
-/* Constrain the answer. With tools, g->form becomes one alternative of a combined grammar. */
+/* Constrain the answer by a grammar. If the request has tools, g->form becomes an alternative of
+ * the combined grammar. */
 static bool
 hold(Generation *g, llmc_grammar_kind kind, const char *text, size_t n,
      const llmc_grammar_options *opt, const char *param, Problem *p)
@@ -152,7 +153,7 @@ hold(Generation *g, llmc_grammar_kind kind, const char *text, size_t n,
 	return !g->form.failed || problem_memory(p);
 }
 
-/* The notation of a grammar, by the rule of vLLM: Lark, if no line has `::=`. */
+/* Return the notation of a grammar by vLLM's rule: Lark if no line has `::=`, else GBNF. */
 static llmc_grammar_kind
 grammar_kind(const json_t *v)
 {
@@ -227,7 +228,7 @@ of_any_json(Generation *g, const llmc_grammar_options *opt, const char *param, P
 
 static json_t *tag_part(const json_t *v, int depth);
 
-/* {"begin", "content", "end"} as a tag of parts; NULL: not understood. */
+/* {"begin", "content", "end"} to a tag in the notation of LLMC_GRAMMAR_PARTS; NULL: unsupported. */
 static json_t *
 tag_of(const json_t *v, int depth)
 {
@@ -241,7 +242,7 @@ tag_of(const json_t *v, int depth)
 	               : json_object_get(v, "schema")
 	                   ? json_pack("{s:O}", "schema", json_object_get(v, "schema"))
 	                   : tag_part(NULL, depth + 1);
-	/* free text ends with the first end */
+	/* free text extends to the first occurrence of `end` */
 	const char *type = json_string_value(json_object_get(content, "type"));
 	if (type && !strcmp(type, "any_text") && json_string_length(end)) {
 		json_decref(part);
@@ -278,7 +279,7 @@ tag_as_sequence(const json_t *v, int depth)
 	return out;
 }
 
-/* A format of xgrammar's structural tags as a part; NULL: not understood. */
+/* Convert a format of xgrammar's structural tags to a part; NULL: unsupported. */
 static json_t *
 tag_part(const json_t *v, int depth)
 {
@@ -328,8 +329,8 @@ tag_part(const json_t *v, int depth)
 	return NULL;
 }
 
-/* Read a structural tag: {"structures", "triggers"}, or {"format"} as xgrammar has it, as an object
- * or as a string with JSON. */
+/* Read a structural tag: {"structures", "triggers"}, or xgrammar's {"format"}. It is an object, or
+ * a string with JSON. */
 static bool
 structural_tag_read(Generation *g, const json_t *v, const char *param, Problem *p)
 {
@@ -337,7 +338,8 @@ structural_tag_read(Generation *g, const json_t *v, const char *param, Problem *
 	json_t *own = NULL, *part;
 	bool no_memory = false;
 
-	opt.additional = LLMC_ADDITIONAL_CLOSED; /* contents are calls, in general */
+	/* most contents are calls, so objects are closed */
+	opt.additional = LLMC_ADDITIONAL_CLOSED;
 	if (json_is_string(v))
 		v = own =
 		    json_parse(json_string_value(v), json_string_length(v), 0, NULL, &no_memory);
@@ -412,7 +414,8 @@ read_format(Generation *g, const json_t *v, Problem *p)
 			if (!field_bool(inner, "strict", &strict, p))
 				return false;
 			opt = schema_options(g, strict);
-			if (!schema || json_is_null(schema)) /* a name without a schema */
+			/* json_schema has a name but no schema */
+			if (!schema || json_is_null(schema))
 				return of_any_json(g, &opt, "response_format", p);
 		}
 		if (!schema)
@@ -423,7 +426,7 @@ read_format(Generation *g, const json_t *v, Problem *p)
 	}
 	if (!strcmp(type, "structural_tag"))
 		return structural_tag_read(g, v, "response_format", p);
-	/* spelling of Together and Fireworks */
+	/* the form that Together and Fireworks use */
 	if (!strcmp(type, "regex") && json_object_get(v, "pattern"))
 		return of_string(g, LLMC_GRAMMAR_REGEX, json_object_get(v, "pattern"),
 		                 "response_format", p);
@@ -491,8 +494,8 @@ read_structured(Generation *g, const json_t *v, Problem *p)
 	return of_any_json(g, &opt, param, p);
 }
 
-/* The kind and the value of a field of constraints. Clients send one constraint in an old and in a
- * new field. */
+/* Return the value of a constraint field, and its kind. Clients may send a constraint in an old
+ * field or in a new one. */
 static const json_t *
 constraint_of(const json_t *o, const char *field, const char **kind)
 {

@@ -14,7 +14,7 @@ void grammars_close(Grammars *c);
  * named in the Problem. */
 bool grammar_of(ServedModel *m, llmc_grammar_kind kind, const char *text, size_t n,
                 const llmc_grammar_options *opt, const char *param, llmc_grammar **out, Problem *p);
-/* Read the constraint of a body into g->grammar and g->form; more than one is refused. */
+/* Read the constraint of a body into g->grammar and g->form; refuses more than one constraint. */
 bool grammar_read(Generation *g, const json_t *body, Problem *p);
 /* Read TGI's constraint: {"type": "json" | "json_schema" | "regex" | "grammar", "value": ...} */
 bool grammar_read_typed(Generation *g, const json_t *v, const char *param, Problem *p);

@@ -1,4 +1,5 @@
-/* Custom tools: translation to functions, and their input as the model writes it. */
+/* Custom tools: translates them to functions, and extracts their input from the arguments that the
+ * model generates. */
 #include "serve/dialects/custom_tools.h"
 
 #include <stdlib.h>
@@ -59,7 +60,7 @@ custom_function(const json_t *tool)
 	return f;
 }
 
-/* Return the offset of the string in {"input": "..."; 0: not found. */
+/* Return the offset of the string's content in {"input": "..."; 0: not found. */
 static size_t
 input_at(const char *s)
 {
@@ -124,7 +125,7 @@ custom_input(Choice *c, const char *text, size_t n, bool last, Strbuf *out)
 	json_t *said = json_parse(strbuf_str(&quoted), quoted.len, JSON_DECODE_ANY | JSON_ALLOW_NUL,
 	                          NULL, &no_memory);
 	out->failed |= no_memory;
-	/* not valid JSON: send it unchanged */
+	/* arguments that are not valid JSON are sent unchanged */
 	strbuf_add(out, said ? json_string_value(said) : s, said ? json_string_length(said) : more);
 	c->n_input += more;
 	json_decref(said);
@@ -153,7 +154,7 @@ is_custom(const json_t *v)
 	return type && !strcmp(type, "custom") && json_is_object(json_object_get(v, "custom"));
 }
 
-/* {"type": "custom", "custom": {"name"}} of a choice as a function's. */
+/* Convert {"type": "custom", "custom": {"name"}} of tool_choice to the form of a function. */
 static json_t *
 named_function(const json_t *v)
 {
@@ -162,7 +163,8 @@ named_function(const json_t *v)
 	                    : json_incref((json_t *)(uintptr_t)v);
 }
 
-/* {"type": "grammar", "grammar": {"syntax", "definition"}} -> {"type", "syntax", "definition"} */
+/* Flatten {"type": "grammar", "grammar": {"syntax", "definition"}} to {"type", "syntax",
+ * "definition"} */
 static json_t *
 flat_tool(const json_t *custom)
 {
@@ -232,7 +234,7 @@ translate_choice(const json_t *in, json_t *out)
 	}
 }
 
-/* Calls of custom tools in earlier messages. */
+/* Translate calls of custom tools in earlier messages. */
 static void
 translate_messages(const json_t *in, json_t *out)
 {

@@ -143,8 +143,8 @@ unknown_prompt(const Backend *b, const char *key, const char *name, Problem *p)
 	return false;
 }
 
-/* Choose the string before each input: the prompt of this name, or that of this kind of input, or
- * the model's usual one. *named: the request chose it. */
+/* Choose the string that is put before each input: the prompt that the request names, or the one
+ * for its kind of input, or the model's default. *named: the request has chosen it. */
 static bool
 read_prompt(const Generation *g, const json_t *o, const char **text, bool *named, Problem *p)
 {

@@ -1,4 +1,4 @@
-/* Decisions about request fields by the table serve/fields.def. */
+/* Applies the table of request fields, serve/fields.def. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,10 +18,11 @@ typedef enum FieldState {
 typedef struct FieldRow {
 	int routes;
 	FieldState state;
-	const char *name;     /* path in the client's body */
-	const char *chat;     /* field of the chat body, or the own name of an alias; NULL: none */
+	const char *name; /* path in the client's body */
+	/* field of the chat body, or for an alias the name of the field itself; NULL: none */
+	const char *chat;
 	const char *harmless; /* values that disable a refused field, separated by '|' */
-	const char *advice;   /* replacement of a refused field, a sentence */
+	const char *advice;   /* sentence about what to use instead of a refused field */
 } FieldRow;
 
 enum { /* names without prefix, for the rows */
@@ -30,7 +31,7 @@ enum { /* names without prefix, for the rows */
 #undef ROUTES
 };
 
-/* Fields that are read by their own code or ignored need no row at run time. */
+/* Fields that are ignored, or that a route reads by itself, need no row at run time. */
 #define DONE(routes, name)
 #define IGNORED(routes, name, why)
 #define COPIED(routes, name, chat) { routes, FIELD_COPIED, name, chat, NULL, NULL },
@@ -143,7 +144,8 @@ fields_copy(int route, const json_t *body, json_t *chat)
 			copy(value_at(body, f->name), chat, f->chat);
 }
 
-/* Set the value of a path of at most two names, in objects of its own. */
+/* Set the value of a path of at most two names. Creates or copies the object in between, so that
+ * the caller's is unchanged. */
 static bool
 set_at(json_t *o, const char *path, json_t *v)
 {
@@ -180,7 +182,7 @@ fields_aliases(int route, const json_t *body)
 	return out ? out : json_incref((json_t *)(uintptr_t)body);
 }
 
-/* Report whether s begins with the word and goes on with the end, a path or a quote. */
+/* Report whether s begins with the word, and one of `ends` or the end of s follows. */
 static bool
 begins_with_word(const char *s, const char *word, const char *ends)
 {

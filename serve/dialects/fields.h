@@ -1,4 +1,5 @@
-/* The table of request fields, serve/fields.def: what is read, ignored or refused per route. */
+/* The table of request fields, serve/fields.def: for each route the fields that are read, ignored
+ * or refused. */
 #ifndef LLMC_SERVE_DIALECTS_FIELDS_H
 #define LLMC_SERVE_DIALECTS_FIELDS_H
 
@@ -18,10 +19,12 @@ enum {
 
 /* Refuse the fields of the body that the table refuses: they would change the answer. */
 bool fields_check(int route, const json_t *body, Problem *p);
-/* Return the body with each alias also under the own name of its field, unless that is there too.
- * NULL: out of memory. The result is released by the caller. */
+/* Return the body in which the value of each alias is also stored under the name of the field
+ * itself, unless the body has that too. NULL: out of memory. The result is released by the
+ * caller. */
 json_t *fields_aliases(int route, const json_t *body);
-/* Copy fields to an OpenAI chat body under their names there. null counts as absent. */
+/* Copy fields to an OpenAI chat body, under the names that they have in it. null counts as
+ * absent. */
 void fields_copy(int route, const json_t *body, json_t *chat);
 /* Replace names of chat fields in a Problem by the names in the client's body, in param and in
  * quotes. */

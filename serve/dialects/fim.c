@@ -42,7 +42,7 @@ ids_text(Generation *g, Ids *to, const char *text, size_t n, int flags, Problem 
 	int32_t *id = NULL;
 	size_t n_id = 0;
 
-	/* the parts are checked or cut together, so no limit applies to one of them */
+	/* no limit here: the parts are checked or cut together later */
 	if (n && !tokenize_prompt(g->model, text, n, flags, SIZE_MAX / 8, &id, &n_id, p))
 		return false;
 	ids_add(to, id, n_id);
@@ -50,8 +50,8 @@ ids_text(Generation *g, Ids *to, const char *text, size_t n, int flags, Problem 
 	return !to->failed || problem_memory(p);
 }
 
-/* Append text that continues other text. A tokenizer that puts a space before each input must not
- * do so here: it gets the text after a symbol, whose tokens are removed. */
+/* Append text that continues other text. Some tokenizers put a space before each input, which is
+ * wrong here. So the text is tokenized after a symbol, and the symbol's tokens are removed. */
 static bool
 ids_continued(Generation *g, Ids *to, const char *text, size_t n, Problem *p)
 {
@@ -94,8 +94,8 @@ ids_json(Generation *g, Ids *to, const json_t *v, int flags, Problem *p)
 	return ok && (!to->failed || problem_memory(p));
 }
 
-/* Append other files before the prompt: with the marks of the format, or with a line between them,
- * as llama.cpp does. */
+/* Append other files before the prompt: with the marks of the format or, without such marks,
+ * separated by a line as in llama.cpp. */
 static bool
 add_extra(Generation *g, Ids *to, const json_t *extra, const llmc_fim *f, Problem *p)
 {
@@ -129,9 +129,9 @@ add_extra(Generation *g, Ids *to, const json_t *extra, const llmc_fim *f, Proble
 	return ok;
 }
 
-/* Cut the parts to `limit` tokens in total: first other files, from their beginning; then the
- * prefix from its beginning to three quarters, and the suffix from its end, unless the other leaves
- * more.
+/* Cut the parts to `limit` tokens in total. First cut the beginning of the other files. Then cut
+ * the beginning of the prefix, to three quarters of the limit, and the end of the suffix, to one
+ * quarter. Space that one of both leaves goes to the other.
  */
 static void
 cut(Ids *extra, Ids *prefix, Ids *suffix, size_t limit)
@@ -154,7 +154,7 @@ cut(Ids *extra, Ids *prefix, Ids *suffix, size_t limit)
 	suffix->n = after < suffix->n ? after : suffix->n;
 }
 
-/* Add the tokens that end the middle. */
+/* Add the tokens that end the middle part to the stop tokens. */
 static bool
 add_stops(Generation *g, const llmc_fim *f, Problem *p)
 {
@@ -174,7 +174,7 @@ add_stops(Generation *g, const llmc_fim *f, Problem *p)
 	return true;
 }
 
-/* Does the tokenizer put the beginning of a sequence before a prompt? */
+/* Does the tokenizer add a BOS token to a prompt? */
 static bool
 has_bos(const Generation *g)
 {
@@ -207,7 +207,7 @@ fim_prompt(Generation *g, SubRequest *sub, const FimParts *parts, Problem *p)
 	    ids_continued(g, &suffix, json_string_value(after), json_string_length(after), p) &&
 	    add_extra(g, &extra, parts->extra, &f, p) && add_stops(g, &f, p);
 	if (ok) {
-		const size_t marks = 4; /* beginning of the sequence, prefix, suffix, middle */
+		const size_t marks = 4; /* the marks of BOS, prefix, suffix and middle */
 		if (parts->room)
 			cut(&extra, &prefix, &suffix,
 			    parts->room > marks ? parts->room - marks : 0);

@@ -1,5 +1,5 @@
-/* Passes prompts to the engine and its events to the dialect, and decides which thread finishes a
- * generation when several of its requests end at once. */
+/* Passes prompts to the engine and the engine's events to the dialect. Decides which thread
+ * finishes a generation if several of its requests end at once. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -204,7 +204,9 @@ done(Generation *g)
 	if (!gone && !answered && r->generates) {
 		Metrics *m = &r->slot->metrics;
 		if (g->failed) {
-			if (g->stream) /* a complete answer counts itself */
+			/* in a stream this function counts; a complete answer is counted when it is
+			 * sent */
+			if (g->stream)
 				m->failure[ERR_GENERATION]++;
 		} else {
 			m->success++;
@@ -248,7 +250,8 @@ done(Generation *g)
 	gen_free(g);
 }
 
-/* Count a sub-request in or out. The call that brings the count to 0 finishes the Generation. */
+/* Count a sub-request that begins (delta 1) or is over (-1). The call that brings the count to 0
+ * finishes the Generation. */
 static void
 add_pending(Generation *g, int delta, bool submitted)
 {
@@ -273,7 +276,7 @@ max_tokens(const Generation *g, const SubRequest *sub)
 }
 
 /* Give each key of --keys its own prefix pages. Otherwise cached_tokens and the time to the first
- * token would show a client whether another one has sent the same prefix. */
+ * token would show a client whether another client has sent the same prefix. */
 static void
 separate_keys(Generation *g)
 {
@@ -362,7 +365,7 @@ gen_start(Generation *g, Problem *p)
 	}
 	pthread_mutex_unlock(&s->lock);
 	ok = ok && run_images(g, p);
-	/* the rest of the request's time; the engine takes 0 as no limit */
+	/* time left of the request's limit; kept above 0, which means no limit to the engine */
 	double left = deadline_at() - clock_now();
 	g->er.deadline_s = deadline_at() > 0 ? (left > 1e-9 ? left : 1e-9) : 0;
 	for (int32_t i = 0; ok && i < g->n_sub; i++) {
@@ -391,7 +394,7 @@ gen_start(Generation *g, Problem *p)
 		if (!ok)
 			submit_problem(g, status, &err, p);
 	}
-	chat_images_release(&g->images, g->model); /* the engine has a copy */
+	chat_images_release(&g->images, g->model); /* the engine has copied the images */
 	if (ok) {
 		add_pending(g, 0, true);
 		return true;
@@ -409,14 +412,15 @@ gen_handle(Req *r, const Dialect *d, GenReadFn read, const void *how)
 	Problem p = { 0 };
 	Generation *g = NULL;
 
-	if (!r->generates) /* it may have been moved to the image worker */
+	/* not if the image worker handles the request again: it has been counted then */
+	if (!r->generates)
 		gen_count(r);
 	json_t *o = body_object(&r->body, &p);
 	if (o && !(g = gen_new(r, d)))
 		problem_memory(&p);
 	bool ok = g && read(g, o, how, &p);
 	json_decref(o);
-	bool stream = ok && g->stream; /* g may be freed once it has started */
+	bool stream = ok && g->stream; /* read now, because g may be freed once it has started */
 	if (!ok)
 		gen_free(g);
 	if (!ok || !gen_start(g, &p))

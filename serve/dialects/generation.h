@@ -12,7 +12,7 @@ typedef struct Choice Choice;
 /* Callbacks that turn events into an answer; NULL: nothing to do. They run on the event thread,
  * without the lock. */
 typedef struct Dialect {
-	bool pieces;      /* separates reasoning and calls from text: choices have readers */
+	bool pieces;      /* choices have readers, which separate reasoning and calls from text */
 	size_t own_bytes; /* bytes of the dialect's own state per generation, zeroed: gen_own() */
 	llmc_option_default defaults; /* sampling fields that a request omits */
 	const char *stream_type;      /* content type of a stream; NULL: server-sent events */
@@ -32,8 +32,8 @@ typedef struct Dialect {
 struct Choice {
 	Strbuf text;     /* all text so far */
 	Strbuf col[4];   /* columns of log probabilities, as JSON without brackets */
-	Strbuf ids;      /* token ids that no frame has had yet, as JSON without brackets */
-	bool ids_begun;  /* a frame had those of the prompt */
+	Strbuf ids;      /* token ids that no frame has contained yet, as JSON without brackets */
+	bool ids_begun;  /* a frame has contained the token ids of the prompt */
 	int64_t n_chars; /* characters of text */
 	size_t n_bytes;  /* bytes passed to the reader, including marks */
 	int32_t n_new, last_id;
@@ -46,11 +46,14 @@ struct Choice {
 	llmc_calls *calls; /* reader that separates reasoning and calls; NULL: all output is text */
 	Strbuf reasoning, call;       /* all reasoning; calls as JSON without brackets */
 	int32_t n_calls, n_reasoning; /* number of calls; tokens of reasoning */
-	/* offset of the next input byte of a custom call in `held`; 0: not begun */
+	/* for a custom call: offset in `held` of the next byte of its input; 0: the input has not
+	 * begun */
 	size_t n_input;
 	bool input_over, custom; /* custom: the call is one of a custom tool */
-	Strbuf input;            /* its input so far */
-	Strbuf held; /* TGI stream: the frame of the last token, until the end is known */
+	Strbuf input;            /* input of the custom call so far */
+	/* TGI stream: the frame of the latest token, held back until it is known whether it is the
+	 * last one */
+	Strbuf held;
 };
 
 struct SubRequest { /* one engine request: one prompt */
@@ -66,7 +69,8 @@ struct SubRequest { /* one engine request: one prompt */
 	int64_t echo_chars;
 	int32_t n_seen; /* prompt tokens reported so far */
 	Strbuf col[4];  /* columns of the prompt, for echo; TGI uses the first for prefill */
-	Strbuf prompt_logprobs; /* in vLLM's form, as JSON without brackets */
+	/* log probabilities of the prompt in vLLM's form, as JSON without brackets */
+	Strbuf prompt_logprobs;
 	int32_t n_cached;
 };
 
@@ -82,25 +86,27 @@ struct Generation {
 	llmc_request er; /* template of the engine requests */
 	llmc_params ep;
 	int32_t *stop_tokens, *allowed; /* owned lists of ep */
-	int32_t *report;                /* owned list of er.pool_tok */
+	int32_t *report;                /* owned storage of er.pool_tok */
 	llmc_bias *bias;
-	llmc_sequence *bad_words; /* [ep.n_bad_words], their tokens owned */
+	llmc_sequence *bad_words; /* [ep.n_bad_words], owns the tokens */
 	char **stop;              /* NULL-terminated, owned */
-	char **breakers;          /* dry_sequence_breakers; the same */
-	char *samplers;           /* order of samplers; NULL: the usual one */
+	char **breakers;          /* dry_sequence_breakers, NULL-terminated, owned */
+	char *samplers;           /* order of samplers; NULL: the default order */
 	llmc_grammar *grammar;    /* owned; NULL: none */
 	/* the request's constraint in a form that another grammar can include; empty: none */
 	Strbuf form;
 	bool compact;             /* compact option of that constraint */
 	const char *reasoning[2]; /* marks of the reasoning, to which stop strings do not apply */
 	llmc_calls *marks;        /* owner of these marks if no choice has a reader; NULL: none */
-	bool hide_reasoning;      /* the answer omits it */
-	bool join_reasoning;      /* it stays in the text, with its marks */
-	char *after[3];  /* owned, NULL-terminated: strings after which the grammar applies */
-	bool calls_only; /* the answer holds calls only: other text is remains of broken marks */
-	int32_t n;       /* choices per prompt */
+	bool hide_reasoning;      /* the answer omits the reasoning */
+	bool join_reasoning;      /* the reasoning stays in the text, with its marks */
+	char *after[3]; /* owned, NULL-terminated: strings after which the grammar applies */
+	/* the answer has calls only: any text is the remains of broken marks and is dropped */
+	bool calls_only;
+	int32_t n; /* choices per prompt */
 	int32_t best_of;
-	/* new tokens requested; 0: run one and hide it; -1: up to the end of the context */
+	/* requested number of new tokens; 0: generate one and hide it (hide_new); -1: up to the end
+	 * of the context */
 	int32_t max_new;
 	bool clip_new; /* max_new may exceed what is left of the context */
 	bool hide_new;
@@ -111,7 +117,7 @@ struct Generation {
 	bool key_taken;     /* under the lock */
 	Strbuf asked;       /* request fields that the answer repeats, as JSON */
 
-	ChatImages images; /* images of the prompt; then there is one prompt only */
+	ChatImages images; /* images of the prompt; a request with images has one prompt only */
 	SubRequest *sub;
 	int32_t n_sub;
 	Choice *choice; /* [n_sub * n] */
@@ -132,20 +138,20 @@ gen_own(const Generation *g)
 }
 
 #define MODEL_PAUSED "The request was cancelled: the model is paused."
-/* Describe the cancellation of a request that has not been submitted: by /pause, by its time limit
- * or by the end of the server. Returns false. */
+/* Set a Problem for a request that was cancelled before it was submitted: by /pause, by its time
+ * limit or by the end of the server. Returns false. */
 bool gen_stopped(Req *r, Problem *p);
 
 Generation *gen_new(Req *r, const Dialect *d); /* NULL: out of memory */
 void gen_free(Generation *g);
 void gen_count(Req *r);                                 /* count a generation request */
 bool gen_prompts(Generation *g, int32_t n, Problem *p); /* allocate n prompts; g->n must be set */
-/* Handle a generation request. read() converts the body's object to g and its prompts, `how` is its
- * argument; false with a Problem. */
+/* Handle a generation request. read() fills g and its prompts from the body's object, and returns
+ * false with a Problem on a mistake; `how` is passed to it. */
 typedef bool (*GenReadFn)(Generation *g, const json_t *o, const void *how, Problem *p);
 void gen_handle(Req *r, const Dialect *d, GenReadFn read, const void *how);
-/* Submit all prompts; the rest happens on events. On false nothing runs, g is freed and the caller
- * reports the Problem. */
+/* Submit all prompts; the answer is then made by events. If false is returned, nothing runs, g has
+ * been freed, and the caller reports the Problem. */
 bool gen_start(Generation *g, Problem *p);
 void gen_event(Server *s, const llmc_event *ev); /* on the event thread */
 /* End a choice before its limit, on the event thread: it finishes with LLMC_FINISH_LENGTH. request:

@@ -1,5 +1,5 @@
-/* llama.cpp's POST /infill: the text between input_prefix and input_suffix, answered in llama.cpp's
- * own form, which editors read. */
+/* llama.cpp's POST /infill: the text between input_prefix and input_suffix, answered in the form of
+ * llama.cpp, which editor plug-ins read. */
 #include <string.h>
 
 #include "serve/dialects/fim.h"

@@ -14,7 +14,8 @@ answer(Req *r, Strbuf *b)
 	req_answer(r, 200, type_json, b);
 }
 
-/* Report whether the client is Anthropic's: both APIs list models at the same paths. */
+/* Report whether the client uses Anthropic's API: that API and OpenAI's list models at the same
+ * paths. */
 static bool
 is_anthropic(Req *r)
 {
@@ -61,7 +62,7 @@ one_model(const Server *s, const Slot *t, Strbuf *b) /* lock held */
 	json_printf(b, ",\"weights\":{\"version\":%lld,\"name\":%s}",
 	            t->model ? (long long)t->model->n_replaced : 0LL,
 	            t->model && *t->model->weights_name ? t->model->weights_name : NULL);
-	if (t->unread) { /* its description is being read */
+	if (t->unread) { /* the model's description is still being read */
 		strbuf_puts(b, ",\"max_model_len\":null,\"meta\":null}");
 		return;
 	}
@@ -143,7 +144,7 @@ info_models(Req *r)
 		one_found(&found.at[i], anthropic, &b);
 	}
 	strbuf_putc(&b, ']');
-	if (anthropic) /* all models fit on the first page */
+	if (anthropic) /* there is one page with all models */
 		json_printf(&b, ",\"has_more\":false,\"first_id\":%s,\"last_id\":%s", first, last);
 	pthread_mutex_unlock(&s->lock);
 	strbuf_putc(&b, '}');

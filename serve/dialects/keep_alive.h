@@ -5,9 +5,9 @@
 #include "serve/http/request.h"
 
 /* Apply "keep_alive" of a body to the request's model: seconds, or a duration such as "5m" or
- * "1h30m"; negative: for ever; 0: until its requests are answered. Without the field the server's
- * --sleep-after applies again. *seconds may be NULL; it is -1 if the field is absent. False with a
- * Problem: neither a number nor a duration. */
+ * "1h30m"; negative: for ever; 0: it is unloaded when its requests have been answered. Without the
+ * field the server's --sleep-after applies again. *seconds may be NULL; it is -1 if the field is
+ * absent. False with a Problem: neither a number nor a duration. */
 bool keep_alive_read(Req *r, const json_t *body, double *seconds, Problem *p);
 
 #endif

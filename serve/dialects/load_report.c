@@ -1,6 +1,6 @@
-/* Load and capabilities of this replica, for routers. SGLang's gateway calls GET /get_load and GET
- * /model_info. Envoy and others send the header endpoint-load-metrics-format with any request
- * (ORCA, Open Request Cost Aggregation), as with vLLM. */
+/* Reports load and capabilities of this replica to routers. SGLang's gateway calls GET /get_load
+ * and GET /model_info. Envoy and others send the header endpoint-load-metrics-format with any
+ * request (ORCA, Open Request Cost Aggregation), as with vLLM. */
 #include <string.h>
 #include <strings.h>
 

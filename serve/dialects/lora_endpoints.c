@@ -1,5 +1,5 @@
-/* LoRA adapters at run time, as in vLLM: /v1/load_lora_adapter and /v1/unload_lora_adapter. Off
- * unless the server has an adapter folder. */
+/* Loads and unloads LoRA adapters at run time, with the routes of vLLM: /v1/load_lora_adapter and
+ * /v1/unload_lora_adapter. They are off unless the server has an adapter folder. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -16,7 +16,8 @@ filled_field(const json_t *o, const char *key, const char **out, Problem *p)
 	        problem(p, 400, key, "Invalid '%s': expected a string that is not empty.", key));
 }
 
-/* Resolve `path` to a folder below the adapter folder; malloc'd. Clients can open nothing else. */
+/* Resolve `path` to a folder below the adapter folder; malloc'd. Clients can open only such
+ * folders. */
 static char *
 allowed(const Server *s, const char *path, Problem *p)
 {

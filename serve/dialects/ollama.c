@@ -1,6 +1,6 @@
-/* Ollama dialect: POST /api/chat, /api/generate and the other calls of its clients. Streams are
- * lines of JSON and on by default. A body is translated to an OpenAI chat body, whose reader checks
- * it. */
+/* Ollama dialect: POST /api/chat, /api/generate and the other calls of its clients. Streams consist
+ * of lines of JSON, and are the default. A body is translated to an OpenAI chat body, whose reader
+ * checks it. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +12,7 @@
 
 typedef struct Ollama {
 	OpenAi base; /* filled by openai_read */
-	bool chat;   /* false: generate, which has "response" instead of "message" */
+	bool chat;   /* false: /api/generate, whose answers have "response" instead of "message" */
 	bool unload; /* keep_alive is 0 */
 } Ollama;
 
@@ -20,7 +20,7 @@ static const char type_lines[] = "application/x-ndjson";
 
 /* ---- errors ---- */
 
-/* Append an error in Ollama's words, which clients match on. */
+/* Append an error in the wording of Ollama, which clients match on. */
 static void
 error_object(const Problem *p, Strbuf *b)
 {
@@ -282,8 +282,8 @@ fail:
 	return NULL;
 }
 
-/* Answer a request without a prompt, by which clients load a model, or unload it with keep_alive 0.
- * It is loaded by now. */
+/* Read the body of /api/generate. A request without a prompt only loads the model, which has
+ * happened by now, or unloads it with keep_alive 0. */
 static bool
 read_generate(Generation *g, const json_t *o, Problem *p)
 {
@@ -320,8 +320,8 @@ read_chat(Generation *g, const json_t *o, Problem *p)
 
 /* ---- answers ---- */
 
-/* Append {"model":..., text, reasoning, calls and log probabilities. The arguments are JSON without
- * brackets; each may be empty. */
+/* Append {"model":... with text, reasoning, calls and log probabilities. These arguments are JSON
+ * without brackets; each may be empty. */
 static void
 line_open(const Generation *g, Strbuf *b, const char *text, size_t n, const Strbuf *thinking,
           const Strbuf *calls, Strbuf *places)
@@ -400,7 +400,8 @@ on_piece(Generation *g, Choice *c, llmc_piece_kind kind, int32_t call, const cha
 	case LLMC_PIECE_ARGUMENTS:
 		strbuf_add(&c->held, text, n);
 		break;
-	/* Ollama has an object here, not a string; a truncated call is not an object */
+	/* Ollama's arguments are an object, not a string; those of a truncated call are no object
+	 * and are dropped */
 	case LLMC_PIECE_DONE: {
 		bool no_memory;
 		json_t *o = json_parse(strbuf_str(&c->held), c->held.len,

@@ -26,7 +26,7 @@ details(const Slot *t, Strbuf *b) /* lock held */
 }
 
 /* Derive a digest from the model's properties. It is equal for the same model on any server;
- * clients compare it and show its first digits. */
+ * clients compare digests and show the first digits. */
 static void
 digest(const Slot *t, char hex[65])
 {
@@ -62,7 +62,7 @@ unread_details(Strbuf *b)
 	               "\"families\":[],\"parameter_size\":\"\",\"quantization_level\":\"\"}");
 }
 
-/* Append a model of the catalogue whose description has not been read. Its digest is that of its
+/* Append a model of the catalogue whose description has not been read. Its digest is computed from
  * name, size and time. */
 static void
 found_model(const FoundModel *f, Strbuf *b)
@@ -131,7 +131,7 @@ ollama_ps(Req *r)
 		if (t->removed || !t->model)
 			continue;
 		const double keep = slot_keep_s(s, t);
-		/* while requests run, the time has not begun */
+		/* while requests run, the time until unloading has not begun */
 		double left = keep < 0 || !t->src.open ? (double)NEVER
 		              : t->model->n_refs       ? keep
 		                                       : t->used_at + keep - clock_now();
@@ -160,13 +160,13 @@ show_unread(time_t modified, Strbuf *b)
 	strbuf_puts(b, ",\"model_info\":{},\"capabilities\":[\"completion\"]}");
 }
 
-/* Append a loaded model, or one that has been loaded before. */
+/* Append a model that is loaded or has been loaded before. */
 static void
 show_slot(const Server *s, const Slot *t, Strbuf *b) /* lock held */
 {
 	const llmc_model_info *i = &t->about.info;
 	const char *template = t->model ? llmc_chat_template(t->model->back.tok)
-	                                : NULL; /* unknown for a model that sleeps */
+	                                : NULL; /* a model that sleeps has no template in memory */
 
 	if (t->unread) {
 		show_unread(s->started, b);

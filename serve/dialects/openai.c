@@ -65,7 +65,7 @@ openai_model(Req *r, const json_t *o, Problem *p)
 	const json_t *v = json_object_get(o, "model");
 
 	if (!v || json_is_null(v))
-		return true; /* the first model or the only one */
+		return true; /* without a name the first model, or the only one, is used */
 	if (!field_text(o, "model", NULL, p))
 		return false;
 	Slot *t = models_find(r->srv, json_string_value(v));
@@ -127,7 +127,7 @@ too_many_biases(Problem *p)
 static bool
 add_bias(Generation *g, int32_t id, const json_t *value, const char *name, Problem *p)
 {
-	/* false of llama.cpp forbids the token */
+	/* llama.cpp's value false forbids the token */
 	const double x = json_is_false(value) ? -INFINITY : json_number_value(value);
 
 	if (!json_is_false(value) && !(json_is_number(value) && fabs(x) <= 100))
@@ -141,7 +141,8 @@ add_bias(Generation *g, int32_t id, const json_t *value, const char *name, Probl
 	return true;
 }
 
-/* Add a pair of llama.cpp's list: an id or a string, all of whose tokens get the value. */
+/* Add a pair of llama.cpp's list: a value and an id, or a string, whose tokens all get the
+ * value. */
 static bool
 add_bias_pair(Generation *g, const json_t *pair, size_t at, Problem *p)
 {
@@ -162,7 +163,7 @@ add_bias_pair(Generation *g, const json_t *pair, size_t at, Problem *p)
 		               at, vocab - 1);
 	bool ok = tokenize_prompt(g->model, json_string_value(key), json_string_length(key), 0,
 	                          MAX_BIAS, &ids, &n, p);
-	if (ok && n > MAX_BIAS) /* there may be no ids */
+	if (ok && n > MAX_BIAS) /* n may be 0 */
 		ok = too_many_biases(p);
 	for (size_t i = 0; ok && i < n; i++)
 		ok = add_bias(g, ids[i], value, name, p);
@@ -203,8 +204,8 @@ read_bias(Generation *g, const json_t *o, Problem *p)
 	return true;
 }
 
-/* Hash vLLM's cache_salt into the prefix cache key. Without the salt a client cannot find the
- * prompt's pages, so timing reveals nothing about the prompt. */
+/* Hash vLLM's cache_salt into the prefix cache key. A client without the salt cannot find the pages
+ * of the prompt, so response times tell it nothing about the prompt. */
 static bool
 read_salt(Generation *g, const json_t *o, Problem *p)
 {
@@ -256,7 +257,7 @@ read_samplers(Generation *g, const json_t *o, Problem *p)
 	}
 	if (json_is_string(v))
 		strbuf_add(&order, json_string_value(v), json_string_length(v));
-	strbuf_puts(&order, ""); /* an order of no samplers is a string, too */
+	strbuf_puts(&order, ""); /* an empty list gives an empty string, which is a valid order */
 	g->samplers = order.data;
 	if (order.failed)
 		return problem_memory(p);
@@ -555,8 +556,9 @@ place_token(const Generation *g, Strbuf *b, int32_t id, float lp)
 	strbuf_release(&raw);
 }
 
-/* Byte range of a token in the output, and the length of its JSON. Its text may be held back.
- * Choice.col[0] has the log probabilities, col[1] the TextPositions. */
+/* Byte range of a token in the output, and the length of its log probabilities as JSON. They wait
+ * here because the reader may hold the text back. Choice.col[0] has the log probabilities, col[1]
+ * the TextPositions. */
 typedef struct TextPosition {
 	size_t from, to, n_json;
 } TextPosition;
@@ -583,8 +585,8 @@ openai_place(const Generation *g, Choice *c, const llmc_event *ev)
 	strbuf_add(&c->col[1], &at, sizeof at);
 }
 
-/* Skip tokens before the range: they are marks, reasoning or calls. A token without text belongs to
- * the text after it. */
+/* Append the log probabilities of the next n bytes of text. Tokens before that range are dropped:
+ * they are marks, reasoning or calls. A token without text belongs to the text after it. */
 void
 openai_places_of(Choice *c, size_t n, Strbuf *out)
 {

@@ -1,4 +1,4 @@
-/* OpenAI's dialects: what chat and completions share. */
+/* OpenAI's dialects: types and functions that chat and completions share. */
 #ifndef LLMC_SERVE_DIALECTS_OPENAI_H
 #define LLMC_SERVE_DIALECTS_OPENAI_H
 
@@ -20,9 +20,10 @@ typedef struct OpenAi { /* per-generation state of the dialect */
 	/* tokens of a prompt that are kept; -1: as many as fit; NO_CUT: all, a longer one is an
 	 * error */
 	int32_t keep;
-	bool keep_first;    /* the first ones instead of the last ones */
-	int32_t n_top;      /* alternatives per token of the answer */
-	int32_t prompt_top; /* alternatives per prompt token; -1: no log probabilities of it */
+	bool keep_first; /* keep the first tokens instead of the last ones */
+	int32_t n_top;   /* alternatives per token of the answer */
+	/* alternatives per prompt token; -1: no log probabilities of the prompt */
+	int32_t prompt_top;
 } OpenAi;
 
 static inline OpenAi *
@@ -37,8 +38,8 @@ typedef struct OpenAiRoute {
 	const char *id_prefix, *object, *chunk;
 	size_t max_stop; /* stop strings per request */
 	/* translate: returns the body as an OpenAI chat body (new reference) or NULL with a
-	 * Problem; NULL: no translation. fields: the route in the table of fields, which also names
-	 * chat fields in Problems as in the client's body. */
+	 * Problem; NULL: no translation. fields: the route in the table of fields, by which
+	 * Problems name fields as in the client's body. */
 	json_t *(*translate)(const json_t *in, Problem *p);
 	int fields;
 	bool (*read)(Generation *g, const json_t *o,
@@ -59,7 +60,8 @@ bool openai_text(const json_t *o, const char *key, const char **out, Problem *p)
 /* Read a list of token ids; *n stays 0 if the field is absent or, with `empty`, holds none. */
 bool openai_ids(const Generation *g, const json_t *o, const char *key, size_t most, bool empty,
                 int32_t **out, int32_t *n, Problem *p);
-/* Count the tokens of a translated body's prompt. On false the Problem has been answered. */
+/* Count the tokens of a translated body's prompt. If false is returned, the request has been
+ * answered with a Problem. */
 bool openai_count(Req *r, int fields, json_t *(*translate)(const json_t *in, Problem *p),
                   int64_t *count);
 /* Check the number of prompts of a request. */
@@ -75,7 +77,7 @@ void openai_open(const Generation *g, Strbuf *b, bool chunk); /* through "choice
 void openai_frame_open(const Generation *g, const Choice *c,
                        Strbuf *b); /* appends the choice up to its index */
 void openai_frame_close(const Generation *g, Choice *c, Strbuf *b, const char *finish);
-/* Append to the details of the usage how many prompt tokens stand for images, if there are any. */
+/* Append the number of prompt tokens that stand for images, if any, to the details of the usage. */
 void openai_image_tokens(const Generation *g, Strbuf *b);
 void openai_usage(const Generation *g, Strbuf *b);
 void openai_stream_end(Generation *g);               /* usage if requested, then [DONE] */
@@ -86,16 +88,17 @@ const char *openai_finish(const Choice *c);
 void openai_place(const Generation *g, Choice *c, const llmc_event *ev);
 void openai_places_of(Choice *c, size_t n,
                       /* append to `out` the log probabilities of the next n bytes of text; drops
-                       * those before */
+                       * those of earlier text */
                       Strbuf *out);
 
-/* openai_extensions.c: parts of vLLM's and llama.cpp's answers. Those that append do so only if
- * the request has the field. */
+/* openai_extensions.c: parts of vLLM's and llama.cpp's answers. Functions that append do so only if
+ * the request has asked for it by a field. */
 bool openai_read_extensions(Generation *g, const json_t *o, Problem *p);
 void openai_set_top(Generation *g);
-/* Return the largest number of tokens that a prompt is tokenized to, for tokenize_prompt. */
+/* Return the maximum number of tokens of a prompt, for tokenize_prompt. */
 size_t openai_most(const Generation *g);
-/* Cut a tokenized prompt by the request's fields. Returns whether it was cut. max_new must be set.
+/* Cut a tokenized prompt as the request's fields specify. Returns true if it was cut. Call it after
+ * max_new is set.
  */
 bool openai_cut(const Generation *g, SubRequest *sub);
 void openai_logprob(Strbuf *b, float x);

@@ -8,7 +8,8 @@
 #include "serve/dialects/custom_tools.h"
 #include "serve/dialects/thinking.h"
 
-/* Check the switches of thinking that other services have; fields_aliases copied their values. */
+/* Check the fields by which other services switch thinking on and off; fields_aliases has copied
+ * their values. */
 static bool
 check_switches(const json_t *o, Problem *p)
 {
@@ -30,7 +31,7 @@ read_join(Generation *g, const json_t *o, Problem *p)
 	const char *format;
 	bool separate = true;
 
-	/* all names but "none" mean that the reasoning is separate */
+	/* all formats except "none" separate the reasoning */
 	if (!field_text(o, "reasoning_format", &format, p) ||
 	    !field_bool(o, "separate_reasoning", &separate, p))
 		return false;
@@ -109,7 +110,8 @@ openai_read_chat(Generation *g, const json_t *o, Problem *p)
 	thinking_limit(g, budget);
 	const json_t *ids = json_object_get(o, "input_ids");
 	int32_t n_ids = 0;
-	if (ok && ids && !json_is_null(ids)) { /* SGLang: they replace the rendered messages */
+	/* as in SGLang, input_ids replace the rendered messages */
+	if (ok && ids && !json_is_null(ids)) {
 		ok = openai_ids(g, o, "input_ids", (size_t)INT32_MAX, false, &g->sub[0].tok, &n_ids,
 		                p);
 		g->sub[0].n_tok = (size_t)n_ids;
@@ -142,7 +144,7 @@ logprobs_object(const Generation *g, Strbuf *b, const Strbuf *places)
 
 /* ---- answers ---- */
 
-/* Send a delta. delta: object without its braces; finish NULL: not over. */
+/* Send a delta. delta: object without its braces; finish NULL: the choice is not over. */
 static void
 frame(const Generation *g, Choice *c, const Strbuf *delta, const Strbuf *places, const char *finish)
 {
@@ -219,7 +221,7 @@ call_id(char out[32])
 	         (unsigned)random_u64());
 }
 
-/* Read vLLM's echo: the last message precedes the answer if it has the answer's role. */
+/* Read vLLM's echo: the answer begins with the last message if that has the role of the answer. */
 static bool
 read_echo(const json_t *o, Strbuf *out, Problem *p)
 {
@@ -283,7 +285,7 @@ custom_begin(Generation *g, Choice *c, int32_t call, const char *name, size_t n,
 		strbuf_clear(&c->input);
 }
 
-/* Arguments of a custom call: the new part of its input. */
+/* Send the new part of a custom call's input. */
 static void
 custom_more(Generation *g, Choice *c, int32_t call, const char *text, size_t n, bool last)
 {

@@ -216,7 +216,7 @@ logprobs_object(const Generation *g, Strbuf *b, const Strbuf col[4])
 
 /* ---- answers ---- */
 
-/* Append a choice. finish NULL: not over; col NULL: text without tokens. */
+/* Append a choice. finish NULL: the choice is not over; col NULL: no log probabilities. */
 static void
 frame(const Generation *g, Choice *c, const char *text, size_t n_text, const Strbuf *col,
       const char *finish)

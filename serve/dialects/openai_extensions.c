@@ -8,8 +8,9 @@
 
 enum { MAX_BAD_WORDS = 128 };
 
-/* Append the tokens of a bad word, with a space before it if `space`. Then it must have the length
- * of the entry before and another first token, as in vLLM: else the space is a token of its own. */
+/* Append the tokens of a bad word, with a space before it if `space`. As in vLLM, the variant with
+ * a space counts only if it has as many tokens as the one without, and another first token.
+ * Otherwise the space is a token of its own. */
 static bool
 bad_word(Generation *g, const char *word, bool space, Problem *p)
 {
@@ -109,7 +110,7 @@ openai_cut(const Generation *g, SubRequest *sub)
 	return true;
 }
 
-/* Whether a field is true, or a number: 0 of the completions' logprobs counts too. */
+/* Is a field true or a number? The number 0 counts: completions allow logprobs 0. */
 static bool
 is_on(const json_t *o, const char *key)
 {
@@ -118,7 +119,8 @@ is_on(const json_t *o, const char *key)
 	return json_is_true(v) || json_is_number(v);
 }
 
-/* vLLM's -1 requests the log probabilities of the whole vocabulary. */
+/* Does a field ask for alternatives? False with a Problem for vLLM's -1, which means the whole
+ * vocabulary. */
 static bool
 has_top(const json_t *o, const char *key, Problem *p)
 {
@@ -163,8 +165,8 @@ openai_read_extensions(Generation *g, const json_t *o, Problem *p)
 	return true;
 }
 
-/* Request as many alternatives as the prompt and the answer need together. Call it after the
- * answer's own number is set. */
+/* Request as many alternatives as the prompt and the answer need together. Call it after g->n_top
+ * of the answer is set. */
 void
 openai_set_top(Generation *g)
 {
@@ -187,7 +189,7 @@ openai_set_top(Generation *g)
 void
 openai_logprob(Strbuf *b, float x)
 {
-	/* JSON has no infinity; the API uses -9999 for impossible tokens */
+	/* JSON has no infinity, so the API uses -9999 for impossible tokens */
 	json_num(b, isinf(x) ? -9999.0 : (double)x, 9);
 }
 
@@ -205,8 +207,8 @@ prompt_entry(const Generation *g, Strbuf *b, int32_t id, float logprob, int32_t 
 	strbuf_release(&raw);
 }
 
-/* Append a prompt token in vLLM's form: null for the first, then an object of token ids, the
- * token's own and the most likely ones. */
+/* Append a prompt token in vLLM's form: null for the first token; for others an object by token id,
+ * with the token itself and the most likely ones. */
 void
 openai_prompt_token(const Generation *g, SubRequest *sub, const llmc_event *ev)
 {

@@ -16,8 +16,8 @@ typedef enum ItemKind { ITEM_NONE, ITEM_MESSAGE, ITEM_REASONING, ITEM_CALL, ITEM
 static const struct {
 	const char *type, *prefix, *event, *key;
 } kinds[] = {
-	/* event: infix of its delta and done events; key: field with the whole text in the done
-	 * event */
+	/* event: middle part of the names of its delta and done events; key: field with the whole
+	 * text in the done event */
 	[ITEM_MESSAGE] = { "message", "msg", "output_text", "text" },
 	[ITEM_REASONING] = { "reasoning", "rs", "reasoning_text", "text" },
 	[ITEM_CALL] = { "function_call", "fc", "function_call_arguments", "arguments" },
@@ -25,20 +25,25 @@ static const struct {
 };
 
 enum {
+	/* column of Choice.col for the log probabilities of the open item, after the columns of
+	 * openai_place() */
 	COL_ITEM = 2
-}; /* Choice.col of the open item's log probabilities, after the columns of openai_place() */
+};
 
 typedef struct Responses {
 	OpenAi base; /* filled by openai_read */
 	int n_events, n_items;
 	bool started;
-	ItemKind open; /* its text grows in Choice.text; finished items are in Choice.call */
+	/* kind of the open item, whose text grows in Choice.text; finished items are in
+	 * Choice.call */
+	ItemKind open;
 	char id[40], call_id[40];
 	Strbuf name;    /* tool of the open call */
 	json_t *custom; /* names of custom tools, copied by the reader */
 } Responses;
 
-/* Repeat a sampling field: the number that was sent, or the default in force. */
+/* Append a sampling field that the answer repeats: the number of the request, or the default that
+ * was used. */
 static void
 repeat_number(Strbuf *b, const json_t *o, const char *key, float preset)
 {
@@ -66,7 +71,7 @@ read_chat(Generation *g, const json_t *o, Problem *p)
 			                                       json_object_get(tool, "name"))));
 	char *text = json_dumps_numbers(kept, JSON_COMPACT);
 	size_t n = text ? strlen(text) : 0;
-	if (n > 2) /* without its braces, after other fields */
+	if (n > 2) /* append its fields without the braces */
 		strbuf_add(&g->asked, text + 1, n - 2);
 	free(text);
 	repeat_number(&g->asked, o, "temperature", g->ep.temperature);
@@ -180,7 +185,7 @@ part(const Choice *c, Strbuf *b)
 	strbuf_putc(b, '}');
 }
 
-/* Append the open item. While it grows, its text is empty. */
+/* Append the open item. When the item begins, its text is empty. */
 static void
 item(const Generation *g, const Choice *c, Strbuf *b, const char *status)
 {
@@ -294,7 +299,7 @@ item_grow(Generation *g, Choice *c, const char *text, size_t n)
 	event_kind(g, "delta", &b);
 }
 
-/* Add arguments of a custom call. Send the new part of its "input" string with escapes decoded. */
+/* Add arguments of a custom call. Sends the new part of the "input" string with escapes decoded. */
 static void
 custom_grow(Generation *g, Choice *c, const char *text, size_t n, bool last)
 {
@@ -338,7 +343,8 @@ item_end(Generation *g, Choice *c, const char *status)
 	own->open = ITEM_NONE;
 }
 
-/* Return the status of a call; truncated arguments are not an object. */
+/* Return the status of a call: a call is incomplete if its arguments were truncated, so that they
+ * are no object. */
 static const char *
 call_status(const Generation *g, const Choice *c)
 {

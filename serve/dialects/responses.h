@@ -1,4 +1,4 @@
-/* OpenAI's responses: shared by the reader and the answers. */
+/* OpenAI's responses: functions that the reader and the answers share. */
 #ifndef LLMC_SERVE_DIALECTS_RESPONSES_H
 #define LLMC_SERVE_DIALECTS_RESPONSES_H
 
@@ -6,7 +6,7 @@
 
 /* Translate the body to a chat body; a new reference, or NULL with a Problem. */
 json_t *responses_chat(const json_t *in, Problem *p);
-/* Return the object of request fields that the answer repeats. */
+/* Return the object with the request fields that the answer repeats. */
 const json_t *responses_kept(const json_t *chat);
 
 #endif

@@ -110,8 +110,8 @@ part_content(const json_t *content, const char *where, Problem *p)
 	return parts_content(content, where, part_field, part_fault, part_image, p);
 }
 
-/* Split a content with images into its text, which is returned, and its images (*images, NULL:
- * none): templates show images in messages of the user. */
+/* Split a content with images: returns the text, and sets *images to the images (NULL: none). They
+ * are separated because templates show images in user messages only. */
 static json_t *
 take_images(json_t *content, json_t **images)
 {
@@ -149,7 +149,7 @@ add_output(ResponseInput *t, const json_t *item, const char *where, Problem *p)
 	       problem_memory(p);
 }
 
-/* Add a call to the preceding message if it is the assistant's, else to a new one. */
+/* Add a call to the last message if it is an assistant message, else to a new one. */
 static bool
 add_call(ResponseInput *t, const json_t *item, json_t *arguments, const char *where, Problem *p)
 {
@@ -344,8 +344,8 @@ or_else(const json_t *in, const char *key, json_t *preset)
 	return json_incref(v);
 }
 
-/* Collect the request fields that the answer repeats, with defaults. Tools are repeated as sent,
- * including those that the model does not see. */
+/* Collect the request fields that the answer repeats, with defaults. Tools are repeated as the
+ * client sent them, including those that the model does not see. */
 static json_t *
 repeated(const json_t *in)
 {
@@ -360,8 +360,8 @@ repeated(const json_t *in)
 	json_array_foreach (mine, i, tool) {
 		const char *type = json_string_value(json_object_get(tool, "type"));
 		for (size_t k = 0; k < sizeof may / sizeof *may; k++)
-			if (type && !strcmp(type, "function") &&
-			    !json_object_get(tool, may[k])) /* clients require them, even as null */
+			/* clients require these fields, even if they are null */
+			if (type && !strcmp(type, "function") && !json_object_get(tool, may[k]))
 				json_object_set_new(tool, may[k], json_null());
 	}
 	json_object_set_new(out, "tools", mine);
@@ -383,8 +383,8 @@ repeated(const json_t *in)
 	return out;
 }
 
-/* Read the two fields that request log probabilities. The other values of `include` have no data
- * here. */
+/* Read the two fields that request log probabilities. Other values of `include` ask for data that
+ * this server does not have, and are ignored. */
 static bool
 read_include(const json_t *in, json_t *out, Problem *p)
 {
@@ -465,7 +465,7 @@ responses_chat(const json_t *in, Problem *p)
 		                           "enable_thinking", strcmp(effort, "none") != 0);
 		v = json_object_get(out, "chat_template_kwargs");
 		if (!v ||
-		    json_object_update(kwargs, v) == 0) /* else refused by the chat's reader */
+		    json_object_update(kwargs, v) == 0) /* otherwise the chat reader refuses it */
 			json_object_set(out, "chat_template_kwargs", kwargs);
 		json_decref(kwargs);
 	}

@@ -1,8 +1,8 @@
-/* Scores of documents for a query: vLLM's /v1/score, and /v1/rerank as clients of Jina, Cohere and
- * TEI call it. An embedding model compares two vectors by cosine. A classifier with one label reads
+/* Scores of documents for a query: vLLM's /v1/score, and /v1/rerank in the forms of Jina, Cohere
+ * and TEI. An embedding model compares two vectors by cosine. A classifier with one label reads
  * query and document as one input, paired as transformers' tokenizers do. A generative model is
- * prompted, in the words that such rerankers are trained on, whether the document answers the
- * query; the score comes from its logits of yes and no. */
+ * asked whether the document answers the query, with the prompt that such rerankers are trained on;
+ * the score comes from its logits of yes and no. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,8 +20,8 @@ typedef struct Score {
 	ScoreRequest judge;
 	bool rerank, show; /* show: return the documents */
 	bool tei, raw;     /* TEI's rerank: scores as a list; raw: logits */
-	/* COSINE: number of inputs in the first list; the second follows. Other judges: prompts are
-	 * pairs */
+	/* with JUDGE_COSINE: number of inputs in the first list, which the second list follows.
+	 * With other judges each prompt is a pair */
 	int32_t n_first;
 	int32_t n, top_n; /* number of scores */
 	int32_t yes_no[2];
@@ -106,7 +106,8 @@ read_judge(Generation *g, const json_t *o, Problem *p)
 		if (!embeddings_pool(g, o, p))
 			return false;
 		g->er.normalize = g->er.normalize &&
-		                  /* a single logit, normalised, would be only its sign */
+		                  /* only vectors: normalising a single logit would leave its
+		                   * sign */
 		                  own->judge == JUDGE_COSINE;
 		return true;
 	}
@@ -141,7 +142,7 @@ embeddings_pair(const Generation *g, const json_t *a, const json_t *b, bool cut,
 	}
 	if (ok) {
 		n_second = embeddings_cut(g, LLMC_ADD_SECOND, second, n_second, most - n_first);
-		/* the separator between the two belongs to the first */
+		/* the separator between both strings counts as part of the first one */
 		size_t between, after;
 		embeddings_added(g, LLMC_ADD_SECOND, &between, &after);
 		sub->n_first = n_first + between;
@@ -339,7 +340,7 @@ cosine(const Strbuf *a, const Strbuf *b)
 	return aa > 0 && bb > 0 ? ab / sqrt(aa * bb) : 0;
 }
 
-/* Return the probability of yes versus no, or of the label. raw: its logit. */
+/* Return the probability of yes versus no, or of the label. raw: return the logit instead. */
 static double
 odds(const Strbuf *x, bool raw)
 {

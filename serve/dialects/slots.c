@@ -84,7 +84,7 @@ slots_list(Req *r)
 	for (int i = 0; i < s->n_slots; i++) {
 		const Slot *t = s->slot[i];
 		if (t->removed || !t->model || t->model->of)
-			continue; /* models with `of` share the sequences of another */
+			continue; /* a model with `of` shares the sequences of another model */
 		for (int32_t k = 0; k < t->about.limits.seqs; k++, id++) {
 			json_printf(&b,
 			            id ? ",{\"id\":%d,\"n_ctx\":%d,\"model\":%s,"

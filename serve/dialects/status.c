@@ -1,4 +1,4 @@
-/* /status.json: what the status page plots. */
+/* /status.json: the numbers that the status page plots. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +7,8 @@
 #include "serve/models/model.h"
 #include "serve/http/route.h"
 
-/* Growth of a total; 0 if it fell because a model with its totals was unloaded. */
+/* Return the growth of a total; 0 if the total fell, because a model was unloaded together with its
+ * counts. */
 static uint64_t
 growth(uint64_t from, uint64_t to)
 {
@@ -107,7 +108,8 @@ put_share(Strbuf *b, uint64_t some, uint64_t all)
 		strbuf_puts(b, "null");
 }
 
-/* Write the last hour, oldest first: gauges at each sample and rates since the one before. */
+/* Write the last hour, oldest first: gauges at the time of each sample, and rates since the
+ * previous sample. */
 void
 info_history(Req *r)
 {

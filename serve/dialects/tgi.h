@@ -1,4 +1,4 @@
-/* TGI dialect: shared by its reader and its answers. */
+/* TGI dialect: types and functions that its reader and its answers share. */
 #ifndef LLMC_SERVE_DIALECTS_TGI_H
 #define LLMC_SERVE_DIALECTS_TGI_H
 

@@ -80,7 +80,7 @@ get_bool(const json_t *o, const char *key, bool *out, bool *has, Problem *p)
 {
 	const json_t *v = json_object_get(o, key);
 	bool there =
-	    /* plain bools are not nullable, optional ones are */
+	    /* null counts as absent for optional bools only */
 	    v && (has == NULL || !json_is_null(v));
 
 	if (has)
@@ -118,7 +118,8 @@ read_fields(const json_t *o, TgiFields *f, Problem *p)
 		return wrong_type(p, "inputs", "a string", f->inputs);
 	if (q && !json_is_object(q))
 		return wrong_type(p, "parameters", "struct GenerateParameters", q);
-	f->do_sample = !q; /* absent `parameters` samples, absent `do_sample` does not */
+	/* TGI samples if `parameters` is absent, but not if only `do_sample` is absent */
+	f->do_sample = !q;
 	if (!get_bool(o, "stream", &f->stream, NULL, p) ||
 	    !get_int(q, "best_of", false, &f->best_of, &f->has_best, p) ||
 	    !get_num(q, "temperature", &f->temperature, &f->has_temperature, p) ||
@@ -155,7 +156,8 @@ read_fields(const json_t *o, TgiFields *f, Problem *p)
 	return true;
 }
 
-/* Read the adapter's name; models_take looks for it there when the server has several models. */
+/* Check the name of an adapter. With several models, models_take has used it to choose the
+ * model. */
 static bool
 known_adapter(Req *r, const json_t *id, Problem *p)
 {
@@ -165,7 +167,7 @@ known_adapter(Req *r, const json_t *id, Problem *p)
 	return false;
 }
 
-/* Validate in TGI's order: the first mistake is reported. */
+/* Validate fields in TGI's order, because only the first mistake is reported. */
 static bool
 validate(Generation *g, TgiFields *f, Problem *p)
 {
@@ -391,7 +393,8 @@ tgi_generate_stream(Req *r)
 	generate(r, STREAM_YES);
 }
 
-/* Handle the older route: `stream` is in the body, a complete answer is wrapped in an array. */
+/* Handle TGI's older route: the body's `stream` selects the form, and a complete answer is wrapped
+ * in an array. */
 void
 tgi_compat(Req *r)
 {

@@ -45,7 +45,7 @@ tgi_problem(Req *r, const Problem *p)
 	Strbuf b = { 0 };
 	int status = p->status;
 
-	/* refused by TGI's framework before its own code runs */
+	/* in TGI its web framework refuses these requests, in plain text */
 	if (status == 413 || status == 415 || (p->type && !strcmp(p->type, "plain"))) {
 		req_text(r, status, "%s",
 		         status == 413   ? "length limit exceeded"
@@ -54,7 +54,7 @@ tgi_problem(Req *r, const Problem *p)
 		return;
 	}
 	if (r->generates && (status == 500 || status == 400)) {
-		/* engine failures are 424 in TGI, refusals 422 */
+		/* TGI answers 424 if the engine fails, and 422 if it refuses a request */
 		Problem q;
 		problem(&q, status == 500 ? 424 : 422, NULL,
 		        status == 500 ? "Request failed during generation: %.900s"
@@ -76,7 +76,7 @@ tgi_frame_problem(Req *r, const Problem *p)
 
 	if (p->status == 500)
 		problem(&q, 424, NULL, "Request failed during generation: %.900s", p->text);
-	else if (p->status == 400) /* refused by the engine, as in tgi_problem */
+	else if (p->status == 400) /* the engine has refused the request: 422, as in tgi_problem */
 		problem(&q, 422, NULL, "Input validation error: %.900s", p->text);
 	strbuf_puts(&b, "data:");
 	error_object(&b, &q);
@@ -178,7 +178,7 @@ on_prompt(Generation *g, SubRequest *sub, const llmc_event *ev)
 	           sub->n_seen == 1 ? NAN : ev->logprob, false);
 }
 
-/* Open a token's frame. Its end depends on whether it is the last one. */
+/* Open a token's frame. The end of the frame depends on whether the token is the last one. */
 static void
 frame_open(Generation *g, Choice *c, const llmc_event *ev)
 {
@@ -249,8 +249,8 @@ on_token(Generation *g, SubRequest *sub, Choice *c, const llmc_event *ev)
 		return;
 	}
 	frame_open(g, c, ev);
-	/* Hold the frame back if it may be the last, because the last frame carries the whole text.
-	 * Limits and stop strings predict that; other frames are sent at once. */
+	/* The last frame must contain the whole text, so a frame that may be the last is held back:
+	 * one at the token limit or with a stop string. Other frames are sent at once. */
 	if (c->n_new < g->max_new && !stop_seen(g, c, ev->n_bytes))
 		frame_close(g, c, false);
 }

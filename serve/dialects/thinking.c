@@ -8,7 +8,7 @@
 bool
 thinking_read(Generation *g, const json_t *o, int32_t *budget, Problem *p)
 {
-	/* vLLM; llama.cpp, twice; OpenRouter */
+	/* names in vLLM, in llama.cpp (two), in OpenRouter */
 	static const struct {
 		const char *object, *key, *path;
 	} name[] = {

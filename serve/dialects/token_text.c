@@ -14,7 +14,7 @@ tokenize_prompt(ServedModel *m, const char *text, size_t n, int flags, size_t mo
 	*ids = NULL;
 	if (!m->back.tok)
 		return problem(p, 400, "prompt", "This model has no tokenizer: send token ids.");
-	/* breaks are no part of the text */
+	/* not with breaks, which count as bytes but are not part of the text */
 	*n_ids = flags & LLMC_BREAKS ? 0 : llmc_tokenize_least(m->back.tok, text, n);
 	if (*n_ids > most)
 		return true;

@@ -10,7 +10,7 @@
 enum {
 	OF_LIST = 32,
 	OF_PLACES = 64
-}; /* largest answer, in bytes per byte of the body: each byte may be a token */
+}; /* upper bound of the answer, in bytes per byte of the body: each byte may be a token */
 
 /* Parse the body as an object, if the memory limit allows the largest possible answer. */
 static json_t *
@@ -30,7 +30,7 @@ static void
 end(Req *r, size_t each, json_t *o, Strbuf *b, const Problem *p)
 {
 	if (o)
-		/* the answer is counted separately from here on */
+		/* from here on the bytes of the answer itself are counted */
 		req_release(r, each * r->body.len);
 	json_decref(o);
 	if (!p->status)
@@ -203,7 +203,7 @@ tgi_list(const ServedModel *m, const char *text, size_t n_text, const int32_t *t
 }
 
 /* Write llama.cpp's answer. {"content": text} gives {"tokens": [ids]}; with_pieces gives [{"id",
- * "piece": text, or bytes if not UTF-8}]. */
+ * "piece": text, or a list of bytes if it is not UTF-8}]. */
 static void
 tokenize_content(Req *r, json_t *o, Strbuf *b, Problem *p)
 {
@@ -248,8 +248,8 @@ tokenize_content(Req *r, json_t *o, Strbuf *b, Problem *p)
 	strbuf_release(&piece);
 }
 
-/* Handle the body of TGI, {"inputs": text}. The same path serves vLLM's {"prompt"} or {"messages"}
- * and llama.cpp's {"content"}. */
+/* Handle /tokenize: TGI's body {"inputs": text}, vLLM's {"prompt"} or {"messages"}, or llama.cpp's
+ * {"content"}. */
 void
 text_tgi_tokenize(Req *r)
 {

@@ -1,4 +1,4 @@
-/* API keys of several clients, each with limits on its requests in flight. */
+/* API keys of several clients, with limits per key on requests in flight. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -84,7 +84,7 @@ keys_open(const char *path, Keys **out, llmc_error *err)
 	llmc_status status =
 	    k && k->path ? LLMC_OK : error_set(err, LLMC_E_MEMORY, "out of memory");
 	if (status == LLMC_OK && text.data &&
-	    strlen(text.data) != text.len) /* a NUL would hide the keys after it */
+	    strlen(text.data) != text.len) /* a NUL byte would hide the keys after it */
 		status = error_set(err, LLMC_E_INPUT, "%s: no text: byte %zu is 0", path,
 		                   strlen(text.data));
 	for (char *at = text.data; at && *at && status == LLMC_OK; number++) {

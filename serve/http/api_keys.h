@@ -2,9 +2,9 @@
  *
  *     NAME KEY [requests=N] [tokens=N] [priority=N]
  *
- * requests and tokens limit what a key has in flight. tokens counts those of prompts plus the
- * largest possible answers. priority is the best one that the key's requests get. Lines that begin
- * with # are comments. */
+ * `requests` and `tokens` limit the requests of a key that are in flight: their number, and the sum
+ * of prompt tokens and maximum new tokens. `priority` is the best priority that requests of the key
+ * get. Lines that begin with # are comments. */
 #ifndef LLMC_SERVE_HTTP_API_KEYS_H
 #define LLMC_SERVE_HTTP_API_KEYS_H
 
@@ -32,10 +32,10 @@ typedef struct Keys {
 
 llmc_status keys_open(const char *path, Keys **out, llmc_error *err);
 void keys_close(Keys *k);
-/* Read the file again. Keys that it no longer has are refused; new limits apply at once. After an
- * error nothing has changed. */
+/* Read the file again. Keys that have been removed from it are refused from then on, and new limits
+ * apply at once. On an error nothing changes. */
 llmc_status keys_reread(Keys *k, pthread_mutex_t *lock, llmc_error *err);
-/* Compare in constant time. */
+/* Compare two keys in constant time. */
 bool keys_same(const char *given, const char *key);
 ApiKey *keys_find(const Keys *k, const char *given); /* NULL: none; lock held */
 /* Hash of the name of the key that a request was sent with, or that a batch belongs to; 0: none */

@@ -1,14 +1,15 @@
-/* Connections: one thread accepts, reads, writes and closes. It closes connections that the client
- * has closed, that are too slow, or that are idle when a new one needs the slot.
+/* Connections: one thread accepts, reads, writes and closes. It closes a connection if the client
+ * has closed it or is too slow, or if it is idle and a new connection needs its slot.
  *
  *   IDLE --first byte--> HEAD --complete--> BODY --complete--> WORK --answer begins--> SEND --sent--> IDLE
  *                                                                                     `--close--> LINGER
- * llmc has its own HTTP code for three reasons. A client's hang-up must be seen in every state. The
- * oldest idle connection must yield to a new one. request_head.c is stricter than the libraries.
+ * llmc has its own HTTP code for three reasons. It must notice in every state that a client has
+ * disconnected. The oldest idle connection must yield to a new one. And request_head.c is stricter
+ * than the parsers of HTTP libraries.
  *
  * A Conn belongs to this thread. Other threads reach it only through http_wake(), which puts its
- * request into Server.woken. Nothing here blocks: sockets are non-blocking, and a connection is
- * served one turn at a time. */
+ * request into Server.woken. Nothing here blocks: sockets are non-blocking, and connections are
+ * served in turns. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,13 +38,13 @@ begin_request(Net *n, Conn *c)
 static void
 answer_early(Conn *c, const HttpError *e)
 {
-	if (!c->req->ready) /* not yet shared with another thread */
+	if (!c->req->ready) /* no other thread has the request yet, so no lock is needed */
 		req_refuse(c->req, e);
 	c->close = true;
 	c->body.at = BODY_OVER;
 }
 
-/* Parse the head of a request, once complete. */
+/* Parse the head of a request once it is complete. */
 static bool
 take_head(Net *n, Conn *c)
 {
@@ -86,7 +87,7 @@ take_head(Net *n, Conn *c)
 	body_begin(&c->body, &c->req->in);
 	if (c->req->in.expect && c->body.at != BODY_OVER && c->at == c->in.len) {
 		strbuf_puts(&c->head, "HTTP/1.1 100 Continue\r\n\r\n");
-		/* bytes that the socket does not take are sent before the answer */
+		/* if the socket does not accept all bytes now, they are sent before the answer */
 		conn_send(n, c);
 	}
 	return c->fd >= 0;
@@ -138,7 +139,7 @@ conn_step(Net *n, Conn *c)
 		case CONN_IDLE:
 		case CONN_HEAD:
 			if (answered &&
-			    /* the next request is here already: serve the others first */
+			    /* the next request has arrived: serve other connections first */
 			    c->in.len > c->at) {
 				if (!c->again) {
 					c->next_again = n->again;
@@ -226,11 +227,11 @@ conn_event(Net *n, Conn *c, uint32_t events)
 	if (events & POLLER_FAILED) {
 		conn_close(n, c);
 	} else if (c->events & POLLER_READ) {
-		if (!c->again) /* process what was read first, or input accumulates */
+		if (!c->again) /* do not read more before the bytes read so far are processed */
 			conn_read(n, c);
 	} else if (events & POLLER_ENDED) {
-		/* The client closed at least its side before the answer was ready: send what is
-		 * ready, drop the rest. */
+		/* The client has closed its sending side before the answer was complete: send the
+		 * part that is ready and drop the rest. */
 		c->eof = true;
 		if (c->state == CONN_WORK || !c->last)
 			conn_close(n, c);
@@ -247,7 +248,8 @@ idle_timeout(const Net *n, const Conn *c, bool pressed)
 	const llmc_serve_options *o = &n->s->opt;
 
 	switch (c->state) {
-	/* a new connection must begin its request soon; between requests clients may pause */
+	/* a new connection must begin its request soon; after its first request it may be idle for
+	 * longer */
 	case CONN_IDLE:
 		return c->used ? o->idle_timeout_s : o->header_timeout_s;
 	case CONN_HEAD:
@@ -259,7 +261,7 @@ idle_timeout(const Net *n, const Conn *c, bool pressed)
 		                                : 0);
 	case CONN_WORK:
 		break;
-	case CONN_SEND: /* the answer waits for the client */
+	case CONN_SEND: /* the answer is ready, but the client does not read */
 		if (c->events & POLLER_WRITE) {
 			pthread_mutex_lock(&n->s->lock);
 			size_t held = c->req->held;
@@ -327,7 +329,7 @@ serve_woken(Net *n)
 	}
 }
 
-/* Cancel everything that runs; clients get an error. */
+/* Cancel all running requests; their clients get an error. */
 static void
 abort_all(Net *n)
 {
@@ -368,7 +370,7 @@ run(void *arg)
 		}
 		if (woken)
 			serve_woken(n);
-		if (more) /* after closed connections have left */
+		if (more) /* accept after closed connections have freed their slots */
 			net_accept(n);
 		if (n->now - checked >= 0.1) {
 			checked = n->now;

@@ -16,7 +16,8 @@ conn_send(Net *n, Conn *c)
 		                      { (void *)(uintptr_t)"\r\n", c->n_tail } };
 	size_t total = c->head.len + c->n_data + c->n_tail;
 
-	if (c->head.failed) { /* a body without its head would be read as another answer */
+	/* close the connection: the client would read a body without a head as another answer */
+	if (c->head.failed) {
 		conn_close(n, c);
 		return false;
 	}

@@ -1,4 +1,4 @@
-/* Parts of the network thread. */
+/* Internals of the HTTP thread, shared by the files connection*.c. */
 #ifndef LLMC_SERVE_HTTP_CONNECTION_INTERNAL_H
 #define LLMC_SERVE_HTTP_CONNECTION_INTERNAL_H
 
@@ -21,14 +21,15 @@ enum {
 #define SETTLE_S 0.1
 
 struct Conn {
-	Conn *prev, *next; /* in Net.idle or Net.busy, oldest first */
+	Conn *prev, *next; /* neighbours in Net.idle or Net.busy, oldest first */
 	int fd;            /* -1: closed, freed when the turn is over */
 	enum { CONN_IDLE, CONN_HEAD, CONN_BODY, CONN_WORK, CONN_SEND, CONN_LINGER } state;
-	uint32_t events; /* POLLER_* events that it waits for */
-	/* time when it entered the state; in SEND: when the client last accepted bytes */
+	uint32_t events; /* POLLER_* events that the connection waits for */
+	/* time at which the connection entered its state; in SEND: time at which the client last
+	 * accepted bytes */
 	double since;
 	bool eof, close;  /* eof: the client sends no more; close: this answer is the last */
-	bool used, again; /* used: had a request before; again: is in Net.again */
+	bool used, again; /* used: the connection has had a request; again: it is in Net.again */
 	Conn *next_again;
 	struct in6_addr from;
 	char client[INET6_ADDRSTRLEN];
@@ -43,7 +44,7 @@ struct Conn {
 	Strbuf head, piece;
 	const char *data;
 	size_t n_data, n_tail, sent;
-	bool last; /* no output follows it */
+	bool last; /* last: no output follows `data` */
 };
 
 typedef struct ConnList {
@@ -56,7 +57,7 @@ typedef struct Net {
 	bool listening, has_thread, aborted;
 	pthread_t thread;
 	ConnList idle, busy; /* idle: IDLE and LINGER; busy: all others */
-	Conn *dead;          /* closed in this turn; linked by next */
+	Conn *dead;          /* connections closed in this turn; linked by next */
 	Conn *again;         /* connections whose next request has arrived; linked by next_again */
 	int n;
 	char scratch[READ_BYTES];

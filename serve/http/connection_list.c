@@ -1,4 +1,4 @@
-/* Lists of connections, accepting and closing them: see serve/http/connection.c. */
+/* Lists connections, accepts and closes them: see serve/http/connection.c. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
@@ -89,7 +89,9 @@ net_free_closed(Net *n)
 	n->dead = NULL;
 	for (; c; c = next) {
 		next = c->next;
-		if (c->again) { /* wait until that list has been processed */
+		/* the list Net.again still refers to it: free it after that list has been
+		 * processed */
+		if (c->again) {
 			c->next = n->dead;
 			n->dead = c;
 			continue;
@@ -101,9 +103,9 @@ net_free_closed(Net *n)
 	}
 }
 
-/* Close a connection to make a slot free. The candidate is the one idle longest, but not one just
- * opened: a flood of new connections would evict clients about to send. If none is idle, close one
- * that has been sending its request for more than a second. */
+/* Close a connection to make a slot free. Choose the connection that has been idle longest, unless
+ * it was opened just now: otherwise a flood of new connections would evict clients that are about
+ * to send. If none is idle, close one that has been sending its request for more than a second. */
 static bool
 net_make_room(Net *n)
 {
@@ -152,7 +154,8 @@ conn_open(Net *n, int fd, const struct sockaddr_storage *addr)
 		free(c);
 		return;
 	}
-	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* each token is a packet */
+	/* send each token at once as a packet of its own */
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 	c->fd = fd;
 	c->events = POLLER_READ | POLLER_ENDED;
 	c->since = n->now;
@@ -168,7 +171,7 @@ net_accept(Net *n)
 	for (int i = 0; i < 16; i++) {
 		if (n->n >= n->s->opt.max_connections) {
 			if (i == 0 &&
-			    !net_make_room(n)) /* at least one connection is known to wait */
+			    !net_make_room(n)) /* at least one connection waits to be accepted */
 				net_listen_again(n, false);
 			if (i || n->n >= n->s->opt.max_connections)
 				return;

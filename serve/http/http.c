@@ -12,8 +12,9 @@
 #include "serve/models/model.h"
 
 enum {
-	MAX_UNREAD = 64 << 20, /* bytes of a stream that its client has not read */
-	SMALL = 256 << 10, /* bytes that any request may hold; --max-connections bounds their sum */
+	MAX_UNREAD = 64 << 20, /* limit of the bytes of a stream that its client has not read */
+	/* every request may hold this many bytes; --max-connections bounds the sum */
+	SMALL = 256 << 10,
 	/* a refused body up to this size is read before the error is sent */
 	READ_ANYWAY = 256 << 20,
 };
@@ -88,7 +89,7 @@ req_new(Server *s, Conn *conn, const char *client)
 	snprintf(r->client, sizeof r->client, "%s", client);
 	r->awake = true;
 	for (r->route = s->routes; r->route->path || r->route->below; r->route++)
-		; /* a path that cannot be parsed gets the last row's form of errors */
+		; /* until the path is known, errors have the form of the table's last row */
 	pthread_mutex_lock(&s->lock);
 	s->n_active++;
 	pthread_mutex_unlock(&s->lock);
@@ -127,7 +128,7 @@ charge_bytes(Req *r, size_t n) /* lock held */
 	Server *s = r->srv;
 
 	if (r->held + n > SMALL && s->held + n > s->max_held) {
-		s->pressed = true; /* clients that do not read their answers now lose them */
+		s->pressed = true; /* answers that clients do not read are dropped from now on */
 		return false;
 	}
 	r->held += n;
@@ -180,7 +181,7 @@ req_unref(Req *r)
 	strbuf_release(&r->body);
 	strbuf_release(&r->out);
 	file_unmap(&r->file);
-	req_release(r, r->held); /* release after the free, because the heap may be trimmed now */
+	req_release(r, r->held); /* release after the free, because the release may trim the heap */
 	free(r->head_bytes);
 	free(r->owner);
 	free(r);
@@ -324,7 +325,7 @@ req_push(Req *r, const char *data, size_t n)
 			strbuf_add(&r->out, data, n);
 		else
 			r->out.failed = true;
-		if (r->out.failed) { /* this client will not read the rest */
+		if (r->out.failed) { /* the stream is broken: the client does not read any more */
 			r->gone = true;
 			req_cancel(r);
 		}
@@ -401,7 +402,7 @@ static void
 field(Strbuf *b, const char *name, const char *value)
 {
 	strbuf_printf(b, "%s: ", name);
-	for (; *value; value++) /* a value must not end its header line */
+	for (; *value; value++) /* remove line ends, so that a value cannot begin another header */
 		strbuf_putc(b, (unsigned char)*value < 32 ? ' ' : *value);
 	strbuf_puts(b, "\r\n");
 }
@@ -414,7 +415,7 @@ req_write_head(Req *r, bool close, Strbuf *b)
 	time_t now = time(NULL);
 	struct tm t;
 
-	gmtime_r(&now, &t); /* strftime depends on the caller's locale */
+	gmtime_r(&now, &t); /* not strftime, which depends on the caller's locale */
 	strbuf_printf(b, "HTTP/1.1 %d %s\r\nDate: %.3s, %02d %.3s %d %02d:%02d:%02d GMT\r\n",
 	              r->status, reason(r->status), days + 3 * t.tm_wday, t.tm_mday,
 	              months + 3 * t.tm_mon, t.tm_year + 1900, t.tm_hour, t.tm_min, t.tm_sec);
@@ -446,8 +447,8 @@ req_write_head(Req *r, bool close, Strbuf *b)
 
 /* ---- reading ---- */
 
-/* Refuse foreign host names on a loopback server. A web page can resolve its own name to this
- * machine (DNS rebinding) and would then be allowed to read the answers. */
+/* Refuse foreign host names on a loopback server. Otherwise a web page could make its own name
+ * resolve to this machine (DNS rebinding) and read the answers. */
 static bool
 host_ok(const Req *r)
 {
@@ -489,7 +490,7 @@ req_own_page(Req *r, Problem *p)
 	    "A web page of '%.100s' sent this request. --allow-origin permits its origin.", origin);
 }
 
-/* Admit the request: route, method, key. A refused request has its answer. */
+/* Admit the request: route, method, key. A request that is refused has been answered. */
 static void
 admit(Req *r)
 {
@@ -658,7 +659,8 @@ req_over(Req *r, bool sent)
 	if (!sent) {
 		r->gone = true;
 		req_cancel(r);
-		pthread_cond_signal(&s->keep); /* it may wait for a model */
+		/* the request may wait for a model: wake the manager, which drops it */
+		pthread_cond_signal(&s->keep);
 	}
 	r->conn = NULL;
 	if (--s->n_active == 0)

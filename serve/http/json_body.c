@@ -1,4 +1,4 @@
-/* Request bodies: untrusted JSON. */
+/* Parses request bodies, which are untrusted JSON. */
 #include <errno.h>
 #include <math.h>
 #include <stdarg.h>
@@ -20,10 +20,10 @@ problem(Problem *p, int status, const char *param, const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(p->text, sizeof p->text, fmt, ap);
 	va_end(ap);
-	/* a quote from the request may be cut within a character */
+	/* the message may quote a part of the request that was cut within a character */
 	size_t n = utf8_whole(p->text, strlen(p->text)), len;
 	p->text[n] = 0;
-	for (size_t i = 0; i < n; i += len) /* it may also be invalid UTF-8 */
+	for (size_t i = 0; i < n; i += len) /* the quote may also be invalid UTF-8 */
 		if (utf8_next(p->text + i, n - i, &len) < 0)
 			memset(p->text + i, '?', len);
 	snprintf(p->param, sizeof p->param, "%s", param ? param : "");
@@ -77,8 +77,8 @@ string_end(const char *s, size_t n)
 	return i < n ? i : n;
 }
 
-/* Whether an object under this key is data: a schema, or arguments of a call. `top`: in the body
- * itself, where TGI's parameters are options. */
+/* Is the value of this key data, that is, a schema or arguments of a call? `top`: the key is in the
+ * body itself, where `parameters` holds TGI's options. */
 static bool
 holds_data(const char *key, const json_t *v, bool top)
 {
@@ -89,7 +89,9 @@ holds_data(const char *key, const json_t *v, bool top)
 		return false;
 	if (!strcmp(key, "parameters"))
 		return !top;
-	if (!strcmp(key, "json_schema")) /* OpenAI's has a name and a schema; others' is one */
+	/* OpenAI's json_schema is an object with a name and a schema; elsewhere it is the schema
+	 * itself */
+	if (!strcmp(key, "json_schema"))
 		return !json_object_get(v, "schema");
 	for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
 		if (!strcmp(key, keys[i]))
@@ -97,8 +99,8 @@ holds_data(const char *key, const json_t *v, bool top)
 	return false;
 }
 
-/* Round integers beyond int64, except in data and TGI's seed, which has 64 bits without a sign:
- * other fields of a request are not strings of digits. */
+/* The parser keeps integers beyond int64 as strings of digits. Round them to reals, except in data
+ * and in TGI's seed, an unsigned 64-bit integer. */
 static bool
 round_fields(json_t *o, bool top, bool in_parameters)
 {
@@ -257,7 +259,8 @@ field_int(const json_t *o, const char *key, int64_t lo, int64_t hi, int64_t *out
 	if (json_is_real(v) && json_real_value(v) == floor(json_real_value(v))) {
 		double x = json_real_value(v); /* clients in languages without integers send 16.0 */
 		*out = x >= 0x1p63 ? INT64_MAX : x < -0x1p63 ? INT64_MIN : (int64_t)x;
-		if (x >= 0x1p63 || x <= -0x1p63) /* -2^63 itself is an integer of 64 bits */
+		/* out of range for int64; -2^63 itself is in range */
+		if (x >= 0x1p63 || x <= -0x1p63)
 			return problem(p, 400, key,
 			               "Invalid '%s': the value is %s than the %s of %lld.", key,
 			               x < 0 ? "less" : "greater", x < 0 ? "minimum" : "maximum",

@@ -24,7 +24,7 @@ metrics_init(Metrics *m, int32_t max_input, int32_t max_total)
 
 	for (size_t i = 0; i < sizeof seconds / sizeof *seconds; i++)
 		hist_init(seconds[i], 35, 0.0001 * 1.5, 1.5, 0);
-	/* 100 equal steps up to the limit */
+	/* 100 equal buckets up to the limit */
 	hist_init(&m->input_length, 100, max_input / 100.0, 0, max_input / 100.0);
 	hist_init(&m->max_new, 100, max_total / 100.0, 0, max_total / 100.0);
 	hist_init(&m->generated, 100, max_total / 100.0, 0, max_total / 100.0);
@@ -109,7 +109,7 @@ label_text(Strbuf *b, const char *s)
 {
 	Strbuf json = { 0 };
 
-	json_str(&json, s, strlen(s)); /* valid UTF-8 from here on */
+	json_str(&json, s, strlen(s)); /* from here on the text is valid UTF-8 */
 	for (const char *c = strbuf_str(&json); *c; c++) {
 		bool known = *c == '\\' && c[1] && strchr("\\\"n", c[1]);
 		strbuf_putc(b, *c == '\\' && !known ? ' ' : *c);
@@ -187,8 +187,9 @@ tgi_lines(Strbuf *b, const Metrics *m, const llmc_counts *c, const Backend *back
 		engine_lines(b, "tgi_batch_forward_duration", step[i].label, step[i].h, false);
 }
 
-/* Append the adapters of a model that run and those that requests wait for. Nothing for an adapter
- * itself. places: adapter slots of the model's engine; 0: each adapter has its own engine. */
+/* Append the adapters of a model that running requests use, and those that requests wait for.
+ * Nothing is appended if the model is itself an adapter. places: number of adapter slots of the
+ * model's engine; 0: each adapter has its own engine. */
 static void
 adapter_lines(Strbuf *b, Server *s, const Slot *t, int places, const char *label)
 {
@@ -396,7 +397,7 @@ vllm_lines(Strbuf *b, Server *s, const Slot *t, const char *state, const Metrics
 
 /* Merge the metrics of several models. Each text has the same families in the same order; the
  * format demands that the lines of a family are contiguous. TGI's metrics have no model label, so
- * add one. at: read position in each text. */
+ * one is added. at: read position in each text. */
 static void
 merge_model_metrics(Strbuf *b, Strbuf *text, Slot *const *slot, int n)
 {
@@ -411,7 +412,9 @@ merge_model_metrics(Strbuf *b, Strbuf *text, Slot *const *slot, int n)
 	while (more) {
 		more = false;
 		for (int i = 0; i < n; i++) {
-			int comments = 0; /* per family: two comments, then samples, perhaps none */
+			/* a family has two comments, then its samples, of which there may be
+			 * none */
+			int comments = 0;
 			while (*at[i] && (*at[i] != '#' || comments < 2)) {
 				size_t len = strcspn(at[i], "\n") + 1, name = strcspn(at[i], "{ ");
 				comments = *at[i] == '#' ? comments + 1 : 2;

@@ -63,7 +63,7 @@ multipart_open(Multipart *m, const char *type, const char *data, size_t n)
 	m->end = data + n;
 	if (n < m->n_mark - 2 || memcmp(data, m->mark + 2, m->n_mark - 2) != 0)
 		return false;
-	m->at += m->n_mark - 2; /* now at the CRLF or "--" after the mark */
+	m->at += m->n_mark - 2; /* `at` is now at the CRLF or "--" after the mark */
 	return true;
 }
 

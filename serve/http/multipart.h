@@ -1,5 +1,5 @@
-/* Reader of multipart/form-data bodies (RFC 7578). Strict, as for heads: parts end with CRLF and
- * the mark, names have no control characters. */
+/* Reader of multipart/form-data bodies (RFC 7578). It is as strict as the parser of heads: parts
+ * must end with CRLF and the boundary, and names must have no control characters. */
 #ifndef LLMC_SERVE_HTTP_MULTIPART_H
 #define LLMC_SERVE_HTTP_MULTIPART_H
 
@@ -19,9 +19,11 @@ typedef struct Multipart {
 	size_t n_mark;
 } Multipart;
 
-/* type: the Content-Type. False: another type, or the body does not begin with its boundary. */
+/* Begin to read a body. type: value of Content-Type. False: the type is not multipart/form-data, or
+ * the body does not begin with its boundary. */
 bool multipart_open(Multipart *m, const char *type, const char *data, size_t n);
-/* Returns 1: a part; 0: no more parts; -1: malformed body. */
+/* Read the next part. Returns 1 if there is one, 0 if there are no more parts, -1 if the body is
+ * malformed. */
 int multipart_next(Multipart *m, MultipartPart *out);
 
 #endif

@@ -11,19 +11,20 @@
 
 enum {                    /* flags of a Route */
        RT_JSON = 1,       /* the body must be JSON, which is checked before the handler runs */
-       RT_WORK = 2,       /* handled by a worker, else on the HTTP thread */
+       RT_WORK = 2,       /* a worker handles the request; without this flag the HTTP thread does */
        RT_OPEN = 4,       /* needs no key */
        RT_PREFIX = 8,     /* also matches paths below its path, which ends in '/' */
        RT_HTML = 16,      /* only for clients that accept HTML */
        RT_DRAIN = 32,     /* also answered while the server drains */
-       RT_MODEL = 128,    /* needs the model named in its body */
-       RT_UPLOAD = 256,   /* the body is a file: other size limit, not JSON */
-       RT_UNPAUSED = 512, /* runs while its model is paused */
-       RT_PROBE = 64,     /* for routers and scrapers: no key needed if open_probes is set */
+       RT_MODEL = 128,    /* the request needs the model that its body names */
+       RT_UPLOAD = 256,   /* the body is a file: it has another size limit and need not be JSON */
+       RT_UNPAUSED = 512, /* runs even while its model is paused */
+       RT_PROBE = 64,     /* for routers and metrics scrapers: needs no key if open_probes is set */
 };
 
-typedef struct Route {             /* a row of serve/http/routes.def */
-	const char *method, *path; /* path NULL: not found; these are the last rows */
+typedef struct Route { /* a row of serve/http/routes.def */
+	/* path NULL: the row of paths that are not found; such rows come last */
+	const char *method, *path;
 	/* for not-found rows: path prefix that the row covers; NULL: all paths, the last row */
 	const char *below;
 	void (*handle)(Req *r);
@@ -36,13 +37,14 @@ typedef enum LoadReply {
 	REPLY_STATUS,  /* {"model","status"} */
 	REPLY_SUCCESS, /* llama.cpp's {"success"} in addition */
 	REPLY_DELETED, /* OpenAI's {"id","object","deleted"} */
-	REPLY_PAUSE,   /* {"success","status"}, with "model" unless the call was for all */
+	REPLY_PAUSE,   /* {"success","status"}, with "model" unless the call was for all models */
 } LoadReply;
 
 /* One request and its answer. */
 struct Req {
 	Server *srv;
-	Conn *conn; /* owned by the HTTP thread; NULL when closed (Server.lock) */
+	/* connection, owned by the HTTP thread; NULL after it is closed (Server.lock) */
+	Conn *conn;
 	HttpHead in;
 	char *head_bytes; /* memory that the strings of `in` point into */
 	atomic_int refs;
@@ -53,32 +55,37 @@ struct Req {
 	double t_start;
 	Strbuf body;
 	bool too_large, no_memory, wants_html, content_json, auth_ok;
-	char *owner;        /* name of the key that a request of the server itself is made for */
+	/* for a request that the server makes itself: name of the key on whose behalf */
+	char *owner;
 	struct ApiKey *key; /* key whose limits apply; NULL: none */
-	Slot *slot;         /* slot whose metrics count it */
-	ServedModel
-	    *model;      /* set while a worker handles a route with RT_MODEL; holds a reference */
-	bool all_models; /* /sleep for all models */
+	Slot *slot;         /* slot whose metrics count the request */
+	/* model of a route with RT_MODEL, set while a worker handles the request; holds a
+	 * reference */
+	ServedModel *model;
+	bool all_models; /* a /sleep call for all models */
 	LoadReply reply;
 	char allow_origin[256];
 	const char *allow_headers; /* headers that a preflight requested */
 	const char *tail;          /* path below a prefix route; points into path */
 
-	bool on_images; /* handled by the image worker */
-	bool moved;     /* ... or to be handled by it; both set by workers only */
-	/* end of its time limit, which includes waiting for a model; 0: none, or not begun */
+	bool on_images; /* on_images: the image worker handles the request */
+	/* moved: the image worker will handle the request; only workers set both flags */
+	bool moved;
+	/* end of the request's time limit, which includes waiting for a model; 0: no limit, or not
+	 * begun */
 	double deadline;
 
 	/* shared, under Server.lock */
 	bool ready;  /* status, type and headers are set */
 	bool done;   /* out is complete */
 	bool stream; /* answered in parts */
-	bool awake;  /* the HTTP thread will look at it */
-	bool listed; /* in Server.woken, linked by wake_next; may have been processed since */
+	bool awake;  /* the HTTP thread will check the request */
+	/* in Server.woken, linked by wake_next; the HTTP thread may have processed it already */
+	bool listed;
 	Req *wake_next;
 	bool gone;      /* no client reads the answer */
-	bool cancelled; /* a /pause has cancelled its generation */
-	size_t held;    /* bytes counted in Server.held */
+	bool cancelled; /* a /pause call has cancelled the request's generation */
+	size_t held;    /* bytes of this request that are counted in Server.held */
 	bool generates; /* counted in the request metrics */
 	int status;
 	const char *type; /* content type, a string constant */
@@ -94,42 +101,44 @@ struct Req {
 	FileMap file;
 	void *gen;              /* generation in flight; NULL: none */
 	void (*cancel)(Req *r); /* cancels gen; called with the lock held */
-	/* writes errors instead of the route's function, for a body in another dialect; NULL: the
-	 * route's */
+	/* writes errors in place of the route's function, for a body in another dialect; NULL: the
+	 * route's function does */
 	void (*problem)(Req *r, const Problem *p);
 	void (*answered)(
-	    /* for a request without a connection: its answer is complete; NULL: it has a
-	     * connection */
+	    /* for a request without a connection: called when the answer is complete; NULL: the
+	     * request has a connection */
 	    Req *r);
 	/* for the log */
 	int32_t n_prompt, n_new;
 	const char *finish;
 	double t_valid, queue_s, prefill_s, decode_s;
-	char trace[33], parent[17], span[17]; /* hexadecimal digits, as in OpenTelemetry */
-	bool untraced;                        /* the client's traceparent is not sampled */
+	char trace[33], parent[17], span[17]; /* ids of OpenTelemetry, as hexadecimal digits */
+	/* the client's traceparent header has the flag "not sampled" */
+	bool untraced;
 };
 
 /* http.c */
-/* Find the row for a request. *tail: path below a prefix row. A row without a path means not found
- * or method not allowed. */
+/* Find the row for a request. *tail: path below a prefix row. If the returned row has no path, the
+ * path is not found or the method is not allowed. */
 const Route *route_find(const Route *table, const char *method, const char *path, bool html,
                         const char **tail, bool *wrong_method);
 extern const Route serve_routes[]; /* route.c */
 
 /* http.c: called by connection.c on its thread, in this order */
 Req *req_new(Server *s, Conn *conn, const char *client);
-bool req_begin(Req *r, char *head,
-               size_t n); /* takes the head over; false: answer now, without the body */
-void req_refuse(Req *r, const HttpError *e); /* the request is malformed */
+/* takes ownership of the head; false: send an answer now, without reading the body */
+bool req_begin(Req *r, char *head, size_t n);
+void req_refuse(Req *r, const HttpError *e); /* answers a malformed request */
 void req_body(Req *r, const char *data, size_t n);
 void req_whole(Req *r);
 void req_write_head(Req *r, bool close, Strbuf *b);
 bool req_take(Req *r, Strbuf *piece,
-              /* next part of a stream; *over: it was the last; false: the stream is broken off */
+              /* gets the next part of a stream; *over: it was the last; false: the stream was
+               * aborted */
               bool *over);
 void req_over(Req *r, bool sent);
-/* Make a request of the server itself with the lowest priority. Then call req_whole; answered() may
- * run on any thread; call req_over last. NULL: out of memory. */
+/* Make a request of the server itself with the lowest priority. Call req_whole after that.
+ * answered() may run on any thread. Call req_over at the end. NULL: out of memory. */
 Req *req_inside(Server *s, const char *path, const char *owner, const char *body, size_t n,
                 void (*answered)(Req *r));
 
@@ -142,7 +151,8 @@ void req_release(Req *r, size_t n);
 void req_drop_body(Req *r);
 void req_unref(Req *r);
 void req_head(Req *r, const char *name, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
-/* Send the complete answer; takes `body` over (may be NULL) and wakes the connection. */
+/* Send the complete answer and wake the connection. Takes ownership of `body`, which may be
+ * NULL. */
 void req_answer(Req *r, int status, const char *type, Strbuf *body);
 void req_problem(Req *r, const Problem *p); /* in the route's form */
 void req_cancel(Req *r);                    /* cancel its generation, if any; lock held */
@@ -154,10 +164,10 @@ void req_stream(Req *r, const char *type);
 void req_push(Req *r, const char *data, size_t n);
 void req_end(Req *r);
 const char *req_header(Req *r, const char *name);
-/* Refuse requests from web pages of other origins: browsers send some requests without a preflight.
- * False with a Problem. */
+/* Refuse requests from web pages of other origins, because browsers send some requests without a
+ * CORS preflight. False with a Problem. */
 bool req_own_page(Req *r, Problem *p);
-/* load_report.c: append the load header, if the request has the header for it */
+/* load_report.c: append the header with the load if the request asks for it */
 void load_header(Req *r, Strbuf *b);
 extern const char type_json[], type_text[], type_sse[], type_html[];
 

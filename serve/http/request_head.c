@@ -29,7 +29,7 @@ is_token(unsigned char c)
 ptrdiff_t
 head_span(const char *s, size_t n, size_t seen, HttpError *e)
 {
-	/* refuse what is not HTTP at once, not at the head timeout */
+	/* refuse input that is not HTTP at once, and not only after the timeout */
 	for (size_t i = seen; i < n && i < HEAD_MAX; i++) {
 		unsigned char c = (unsigned char)s[i];
 		if (c == '\n' && (i == 0 || s[i - 1] != '\r')) {
@@ -151,7 +151,7 @@ has_word(const char *list, const char *word)
 	return false;
 }
 
-/* Read the fields that define host, body length and connection handling. */
+/* Read the header fields that define host, body length and connection handling. */
 static bool
 meaning(HttpHead *h, const char *authority, HttpError *e)
 {
@@ -324,7 +324,7 @@ framing(HttpBody *b, unsigned char c, HttpError *e)
 			              "The line of a chunk's size does not end with CR LF.");
 		b->at = b->left ? BODY_CHUNK : BODY_TRAILER;
 		b->line = 0;
-		/* the CRLF after the size counts: an empty line may follow at once */
+		/* the CRLF after the size is the first of the two that end the trailers */
 		b->last = 0x0d0a;
 		return true;
 	case BODY_CR:

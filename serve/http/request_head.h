@@ -1,8 +1,9 @@
 /* Parser of HTTP/1 request heads and body framing.
  *
- * Strict, to prevent request smuggling: it refuses what two parsers might read differently (two
- * lengths, a length with chunks, two hosts, a bare line feed, a folded line, a space before a
- * colon, a NUL). All limits are defined here. Chunk extensions and trailers are discarded. */
+ * It is strict, to prevent request smuggling: it refuses heads that two parsers might read
+ * differently. Examples are two lengths, a length with chunks, two hosts, a bare line feed, a
+ * folded line, a space before a colon, a NUL. All limits are defined here. Chunk extensions and
+ * trailers are discarded. */
 #ifndef LLMC_SERVE_HTTP_REQUEST_HEAD_H
 #define LLMC_SERVE_HTTP_REQUEST_HEAD_H
 
@@ -30,7 +31,7 @@ typedef struct HttpHead {          /* strings point into the parsed bytes */
 	bool http10, close; /* close: the client wants no further answer on this connection */
 	bool expect;        /* the client waits for "100 Continue" before it sends the body */
 	bool chunked;
-	uint64_t length; /* body bytes when not chunked */
+	uint64_t length; /* bytes of a body that is not chunked */
 	int n_fields;
 	struct {
 		const char *name, *value;
@@ -38,10 +39,10 @@ typedef struct HttpHead {          /* strings point into the parsed bytes */
 } HttpHead;
 
 /* Return the length of the head in the n bytes at s: 0 while incomplete, -1 if malformed (see e).
- * `seen` bytes were there at an earlier call that returned 0. */
+ * `seen`: number of bytes in an earlier call that returned 0. */
 ptrdiff_t head_span(const char *s, size_t n, size_t seen, HttpError *e);
 bool head_parse(char *s, size_t n, HttpHead *h,
-                /* s: a complete head; it is modified and the strings of h point into it */
+                /* s: a complete head, which is modified; the strings of h point into it */
                 HttpError *e);
 const char *head_field(const HttpHead *h, const char *name); /* first field of that name, or NULL */
 /* Copy a decoded field of the query; false: absent, or longer than out. */

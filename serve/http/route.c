@@ -6,7 +6,8 @@ const Route serve_routes[] = {
 #include "serve/http/routes.def"
 #undef ROUTE
 	{ .below = "/v1/messages/",
-	  .problem = anthropic_problem }, /* paths without a route, in the form of their dialect */
+	  /* errors of paths without a route, in the form of the dialect of their prefix */
+	  .problem = anthropic_problem },
 	{ .below = "/api/", .problem = ollama_problem },
 	{ .problem = openai_problem },
 };

@@ -72,8 +72,8 @@ listen_on(Server *s, llmc_error *err)
 			                                  : ((struct sockaddr_in *)&a)->sin_port);
 		const char *own = !strcmp(host, "0.0.0.0") ? "127.0.0.1"
 		                  : !strcmp(host, "::")    ? "::1"
-		                                        /* a wildcard is not an address to
-		                                         * connect to */
+		                                        /* clients cannot connect to a wildcard
+		                                         * address */
 		                                        : host;
 		snprintf(s->url, sizeof s->url,
 		         strchr(own, ':') ? "http://[%s]:%d" : "http://%s:%d", own, s->port);
@@ -129,8 +129,8 @@ set_options(Server *s, const llmc_serve_options *in, llmc_error *err)
 	o->otlp = NULL;
 	if (o->keys)
 		TRY(keys_open(o->keys, &s->keys, err));
-	o->keys = NULL;       /* the path has been read */
-	o->model_name = NULL; /* kept by the first slot */
+	o->keys = NULL;       /* not kept: the file has been read */
+	o->model_name = NULL; /* not kept: the first slot has a copy */
 	if (!o->host)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
 #define DEFAULT(field, value)                                                                      \
@@ -140,13 +140,14 @@ set_options(Server *s, const llmc_serve_options *in, llmc_error *err)
 		if (o->field < 0)                                                                  \
 			return error_set(err, LLMC_E_INPUT, #field " is negative");                \
 	} while (0)
-	DEFAULT(max_total_tokens, 0); /* derived from the model, as is the next one */
+	/* 0: this option and the next one are derived from the model */
+	DEFAULT(max_total_tokens, 0);
 	DEFAULT(max_input_length, 0);
 	DEFAULT(max_best_of, 2);
 	DEFAULT(max_stop_sequences, 4);
 	DEFAULT(max_top_n_tokens, 5);
 	DEFAULT(validation_workers, 2);
-	DEFAULT(max_body_bytes, 0); /* depends on the models */
+	DEFAULT(max_body_bytes, 0); /* 0: derived from the models */
 	DEFAULT(batch_dir_bytes, LLMC_DEFAULT_BATCH_DIR_BYTES);
 	DEFAULT(max_connections, 1000);
 	DEFAULT(max_connections_per_client, 0);
@@ -174,7 +175,7 @@ set_options(Server *s, const llmc_serve_options *in, llmc_error *err)
 		return error_set(err, LLMC_E_INPUT, "max_body_bytes: at most 1 GiB");
 	if (o->idle_timeout_s < 1)
 		o->idle_timeout_s =
-		    1; /* less would close connections between two requests of a client */
+		    1; /* a shorter time would close connections between two requests of a client */
 	/* leave descriptors for model files, logs and name resolution */
 	if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur != RLIM_INFINITY &&
 	    (rlim_t)o->max_connections + 32 > files.rlim_cur) {
@@ -188,8 +189,8 @@ set_options(Server *s, const llmc_serve_options *in, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Set the limits of bodies and of their memory. Images make bodies larger, and models of the
- * catalogue may read them. */
+/* Set the limits of bodies and of their memory. Images make bodies larger, and a model of the
+ * catalogue may read images. */
 static void
 set_body_limits(Server *s)
 {
@@ -304,18 +305,18 @@ server_close(Server *s)
 	pthread_mutex_lock(&s->lock);
 	s->closing = true;
 	pthread_mutex_unlock(&s->lock);
-	net_wake(s); /* the HTTP thread cancels what runs */
+	net_wake(s); /* the HTTP thread cancels running requests */
 	batch_stop(s->store);
 	models_stop(s);
 	work_close(s);
 	weights_wait(s);
-	/* the event threads have taken the last events: no request is in an engine */
+	/* after this no request is in an engine: the event threads have taken the last events */
 	models_end(s);
 	s->ended = true;
 	net_close(s);
 	trace_close(s->trace);
 	for (Req *list[] = { s->small.first, s->large.first }, **l = list; l < list + 2;
-	     l++) /* arrived after the workers had ended */
+	     l++) /* requests that arrived after the workers had ended */
 		for (Req *r = *l, *next; r; r = next) {
 			next = r->next;
 			req_unref(r);

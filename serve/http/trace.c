@@ -63,7 +63,7 @@ trace_begin(Req *r)
 	random_hex(r->span, 8);
 }
 
-/* wall: seconds to add to the monotonic clock */
+/* Append a span. wall: seconds to add to the monotonic clock. */
 static void
 span(Strbuf *b, const Req *r, const char *id, const char *parent, const char *name, int kind,
      double from, double to, double wall)
@@ -192,7 +192,7 @@ post(const Trace *t, const Strbuf *body)
 		if (fd < 0)
 			continue;
 		setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &patience,
-		           sizeof patience); /* also bounds connect */
+		           sizeof patience); /* this timeout also bounds connect() */
 		setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
 		if (connect(fd, a->ai_addr, a->ai_addrlen) != 0) {
 			close(fd);

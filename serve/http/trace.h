@@ -9,11 +9,12 @@
 
 typedef struct Trace Trace;
 
-/* url: http://host[:port][/path]; the default path is /v1/traces. E_INPUT: another form. */
+/* url: http://host[:port][/path]; the default path is /v1/traces. E_INPUT: the URL has another
+ * form. */
 llmc_status trace_open(Server *s, const char *url, Trace **out, llmc_error *err);
-/* Send the remaining spans, within seconds, and free. t may be NULL. */
+/* Send the remaining spans, which takes at most some seconds, and free. t may be NULL. */
 void trace_close(Trace *t);
-/* Set r->trace and r->parent from its traceparent, or make new ids. */
+/* Set r->trace and r->parent from the request's traceparent header, or create new ids. */
 void trace_begin(Req *r);
 /* Record a finished request; t NULL: tracing is off. */
 void trace_request(Trace *t, Req *r);

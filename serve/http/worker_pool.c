@@ -1,4 +1,5 @@
-/* Workers: they do what takes more than a few microseconds, so that the HTTP thread never waits. */
+/* Worker threads. They do all work that takes more than a few microseconds, so that the HTTP thread
+ * never waits. */
 #include <malloc.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -19,7 +20,7 @@ work_push(Server *s, Req *r)
 	r->next = NULL;
 	*q->end = r;
 	q->end = &r->next;
-	/* wake all, because a worker does not take every kind of request */
+	/* wake all workers, because not every worker takes every kind of request */
 	pthread_cond_broadcast(&s->work);
 }
 
@@ -82,7 +83,7 @@ handle(Server *s, Req *r)
 	    r->route->flags & RT_UPLOAD ? 0 : body_cost(strbuf_str(&r->body), r->body.len);
 	Problem p = { 0 };
 
-	/* lines of a batch have no limit */
+	/* lines of a batch have no time limit */
 	if (s->opt.request_timeout_s > 0 && !r->answered && !(r->deadline > 0))
 		r->deadline = clock_now() + s->opt.request_timeout_s;
 	if (cost > s->max_held)
@@ -148,12 +149,13 @@ worker(void *arg)
 			req_unref(r);
 			pthread_mutex_lock(&s->lock);
 		} else if (s->work_over) {
-			break; /* all requests are handled */
+			break; /* all requests have been handled */
 		} else if (s->trim && !first) {
 			s->trim = false;
 			pthread_mutex_unlock(&s->lock);
 #ifdef __GLIBC__
-			malloc_trim(0); /* else the heap keeps the memory of the largest requests */
+			/* otherwise the heap would keep the memory of the largest requests */
+			malloc_trim(0);
 #endif
 			pthread_mutex_lock(&s->lock);
 		} else {
@@ -186,7 +188,7 @@ next_image(Server *s)
 }
 
 /* Handle requests with images, one at a time: this bounds the memory of decoded images, and a
- * vision tower reads one image at a time in any case. */
+ * vision tower reads only one image at a time anyway. */
 static void *
 image_worker(void *arg)
 {
@@ -220,7 +222,7 @@ work_open(Server *s, llmc_error *err)
 	s->small.end = &s->small.first;
 	s->large.end = &s->large.first;
 	s->images.end = &s->images.first;
-	pthread_mutex_lock(&s->lock); /* a worker reads this field */
+	pthread_mutex_lock(&s->lock); /* the lock is needed because a worker reads this field */
 	int rc = 0;
 	for (; s->n_workers < n && rc == 0; s->n_workers += rc == 0)
 		rc = pthread_create(&s->worker[s->n_workers], NULL, worker, s);

@@ -1,4 +1,4 @@
-/* Models of a folder and of the download cache, which requests may use by name. */
+/* Finds models in a folder and in the download cache, so that requests may use them by name. */
 #include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 #include "serve/models/catalogue.h"
 #include "serve/models/model_manager.h"
 
-enum { FOLDER_DEPTH = 2 }; /* DIR/NAME and DIR/ORG/NAME */
+enum { FOLDER_DEPTH = 2 }; /* models are at DIR/NAME and DIR/ORG/NAME */
 
 bool
 catalogue_is_on(const Server *s)
@@ -27,7 +27,7 @@ entry_free(FoundModel *m)
 	free(m->path);
 }
 
-/* Requests may append the tag `latest` to any name, so it is no part of one. */
+/* Requests may append the tag `latest` to any name, so names are stored without it. */
 static void
 add(FoundModels *list, const char *name, const char *path, int64_t bytes, time_t modified)
 {
@@ -89,8 +89,8 @@ sort(FoundModels *list)
 
 /* ---- a folder ---- */
 
-/* Length of a file's name without extension and part suffix (-00001-of-00003), which is the model's
- * name. 0: not a model, a vision tower, or a part after the first. */
+/* Return the length of a model's name: the file's name without extension and part suffix
+ * (-00001-of-00003). 0: not a model, a vision tower, or a part after the first. */
 static size_t
 stem_of(const char *file)
 {
@@ -105,8 +105,9 @@ stem_of(const char *file)
 	return no == 1 ? n : 0;
 }
 
-/* Sum the sizes of a folder's files. *described: it has a config.json or model.yaml. *gguf: its
- * only GGUF model, or the first part of it; empty: it has none, several, or further folders. */
+/* Sum the sizes of a folder's files. *described: it has a config.json or model.yaml. *gguf: the
+ * folder's only GGUF model, or the model's first part; empty: there is none, or several, or there
+ * are subfolders. */
 static int64_t
 measure(const char *dir, time_t *modified, bool *described, char gguf[PATH_MAX])
 {
@@ -195,11 +196,11 @@ pulled(void)
 		free(buf);
 		if (status != LLMC_E_RANGE || need < cap)
 			return list;
-		cap = need + 4096; /* the cache may grow meanwhile */
+		cap = need + 4096; /* with reserve, because the cache may grow meanwhile */
 	}
 }
 
-/* Return a name as clients use it. */
+/* Return a name without the prefix "hf:". */
 static const char *
 without_hf(const char *name)
 {
@@ -249,7 +250,7 @@ catalogue_entry(const FoundModels *list, const char *name)
 
 /* ---- slots ---- */
 
-/* Make a slot whose description the manager thread will read. */
+/* Create a slot, whose description the manager thread reads later. */
 static Slot *
 unread_slot(const Server *s, const FoundModel *f)
 {
@@ -311,7 +312,7 @@ models_find_or_add(Server *s, const char *name, Problem *p)
 	}
 	made = unread_slot(s, f);
 	pthread_mutex_lock(&s->lock);
-	t = slot_find(s, f->name); /* another request may have added it */
+	t = slot_find(s, f->name); /* another request may have added the slot meanwhile */
 	if (!t && made && (t = slot_put(s, made, &old)) != NULL) {
 		t->removed = false;
 		t->was_found = true;

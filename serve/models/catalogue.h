@@ -1,8 +1,9 @@
-/* Models that a server may open though it was not started with them: those of a folder
- * (llmc_serve_options.models_dir) and those of llmc_pulled (models_pulled).
+/* Models that a server may open although its command line does not name them: models of a folder
+ * (llmc_serve_options.models_dir) and downloaded models (models_pulled; see llmc_pulled).
  *
- * The folder is read anew by each call, so files may come and go while the server runs. A request
- * for such a name makes a slot for it; the manager thread then reads its description. */
+ * Each call reads the folder again, so files may be added and removed while the server runs. A
+ * request that names such a model creates a slot, and the manager thread then reads the model's
+ * description. */
 #ifndef LLMC_SERVE_MODELS_CATALOGUE_H
 #define LLMC_SERVE_MODELS_CATALOGUE_H
 
@@ -22,7 +23,7 @@ typedef struct FoundModels {
 	bool failed; /* out of memory */
 } FoundModels;
 
-/* List the models that are on the disk, sorted by name, each name once. May wait for the disk.
+/* List the models on the disk, sorted by name, each name once. The call may wait for the disk.
  * Release it with catalogue_free. */
 FoundModels catalogue_list(const Server *s);
 void catalogue_free(FoundModels *list);
@@ -31,8 +32,8 @@ const FoundModel *catalogue_entry(const FoundModels *list, const char *name);
 /* Can clients use models that the server was not started with? */
 bool catalogue_is_on(const Server *s);
 
-/* Return the slot of a name, which is made if the catalogue has the name; NULL with a Problem. May
- * wait for the disk. Lock not held. */
+/* Return the slot of a name. It is created if the catalogue has the name; NULL with a Problem if
+ * not. The call may wait for the disk. Lock not held. */
 Slot *models_find_or_add(Server *s, const char *name, Problem *p);
 
 /* Return the slot of the catalogue's only model, for requests without a name; NULL with a Problem.

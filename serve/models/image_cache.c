@@ -9,13 +9,13 @@ struct KeptImage {
 	llmc_tower_image *image;
 	int64_t bytes;
 	int refs;
-	KeptImage *next; /* less recently used */
+	KeptImage *next; /* next less recently used image */
 };
 
 struct ImageCache {
 	pthread_mutex_t lock;
 	KeptImage *first;
-	int64_t bytes, max_bytes; /* all images, also those in use */
+	int64_t bytes, max_bytes; /* bytes: size of all images, including images in use */
 };
 
 ImageCache *
@@ -41,7 +41,7 @@ drop(ImageCache *c, KeptImage **at)
 	free(k);
 }
 
-/* Drop unused images, the last in the list first, until the rest fits. */
+/* Drop unused images, least recently used first, until the others fit. */
 static void
 evict(ImageCache *c)
 {

@@ -7,14 +7,14 @@
  * reference is released, so that running requests finish.
  *
  * With a memory limit, the least recently used models are retired to free memory, unused ones
- * first. Slots get engines in the order of their requests, so none starves. */
+ * first. Slots get engines in the order of their first waiting requests, so no slot starves. */
 #ifndef LLMC_SERVE_MODELS_MODEL_H
 #define LLMC_SERVE_MODELS_MODEL_H
 
 #include "serve/http/request.h"
 
-/* Source of a slot's engine. open NULL: the engine exists from the start and stays. All functions
- * may block; once the server runs, only the manager thread calls them. */
+/* Source of a slot's engine. open NULL: the engine exists from the start and is never closed. All
+ * functions may block; once the server runs, only the manager thread calls them. */
 typedef struct ModelSource {
 	void *self;
 	llmc_status (*look)(void *self, Backend *about, int64_t *bytes,
@@ -23,21 +23,21 @@ typedef struct ModelSource {
 	llmc_status (*open)(void *self, Backend *out, llmc_error *err);
 	void (*close)(Backend *b); /* closes what open made */
 	void (*free)(void *self);
-	/* make a slot's Backend in its parent's open engine; NULL: open makes an engine of its
-	 * own */
+	/* create the Backend of a slot in the open engine of its parent; NULL: the slot has its own
+	 * engine, which open creates */
 	llmc_status (*join)(void *self, const Backend *of, Backend *out, llmc_error *err);
 	/* describe the progress of a running open in a few words, on any thread; NULL: unknown */
 	void (*progress)(void *self, char *buf, size_t cap);
-	/* make the source of a model of the catalogue (catalogue.h), on any thread; NULL: the
-	 * server has none */
+	/* create the source of a model of the catalogue (catalogue.h), on any thread; NULL: the
+	 * server has no catalogue */
 	llmc_status (*sibling)(void *self, const char *path, struct ModelSource *out,
 	                       llmc_error *err);
-	/* make the source of this model with an adapter from a folder; NULL: adapters are not
+	/* create the source of this model with an adapter from a folder; NULL: adapters are not
 	 * supported */
 	llmc_status (*adapt)(void *self, const char *dir, struct ModelSource *out, llmc_error *err);
 } ModelSource;
 
-/* forms of contents that a chat template reads */
+/* forms of message contents that a chat template reads */
 enum { PARTS_KNOWN = 1, PARTS_STRINGS = 2, PARTS_LISTS = 4 };
 struct ServedModel {
 	Slot *slot;
@@ -46,8 +46,8 @@ struct ServedModel {
 	Backend back;
 	int64_t bytes;
 	int32_t max_input, max_total;
-	/* model whose engine and event thread this one borrows (must outlive it); NULL: owns
-	 * them */
+	/* model whose engine and event thread this one borrows (must outlive it); NULL: it has its
+	 * own */
 	ServedModel *of;
 	void (*close)(Backend *b); /* NULL: the engine stays open */
 	struct Grammars *grammars; /* cache of recent grammars */
@@ -59,15 +59,15 @@ struct ServedModel {
 	bool has_pump;
 	/* under Server.lock */
 	int n_refs;    /* n_refs and n_gens include models that share its engine */
-	int n_readers; /* readers of its counters */
+	int n_readers; /* number of threads that read its counters */
 	int n_gens;
 	bool healthy; /* a generation has succeeded since the last failure */
 	bool failed;  /* the engine's device is lost */
-	struct Generation
-	    *running;       /* its own generations, without those of models that share its engine */
-	bool replacing;     /* POST /v1/weights runs */
-	int64_t n_replaced; /* number of times that its weights were replaced */
-	char weights_name[128]; /* name of the latest ones, as the client gave it */
+	/* list of the model's generations, without those of models that share its engine */
+	struct Generation *running;
+	bool replacing;         /* a POST /v1/weights call is running */
+	int64_t n_replaced;     /* number of times that its weights were replaced */
+	char weights_name[128]; /* name of the latest weights, as the client gave it */
 	bool ending;            /* the event thread ends when the engine has no requests */
 	ServedModel *next;      /* link in Server.retired */
 };
@@ -82,7 +82,7 @@ struct Slot {
 	ModelSource src;
 	/* under Server.lock */
 	Backend about; /* limits and info, also while the model sleeps: no engine, no tokenizer */
-	int64_t bytes; /* memory of its engine */
+	int64_t bytes; /* memory of the slot's engine */
 	int32_t max_input, max_total;
 	ServedModel *model; /* NULL: asleep */
 	bool loading, removed;
@@ -92,18 +92,22 @@ struct Slot {
 	bool paused;         /* requests wait, except those of RT_UNPAUSED */
 	/* ... and those that had its model before, but do not generate yet, are refused */
 	bool cancels;
-	bool
-	    pinned; /* the manager thread uses its source without the lock: it must not be reused */
+	/* the manager thread uses the slot's source without the lock, so the slot must not be
+	 * reused */
+	bool pinned;
 	bool found; /* a model of the catalogue, not of the command line */
-	bool unread; /* about, bytes and limits are not set yet: the manager thread calls look */
-	/* put to sleep while its engine was being opened: it serves the waiting requests first */
+	/* about, bytes and limits are not set yet: the manager thread will call `look` */
+	bool unread;
+	/* the slot was put to sleep while its engine was being opened: it first serves the waiting
+	 * requests */
 	bool sleep_when_done;
-	bool was_found; /* requests may point to it: its name stays */
-	/* keep_alive of the last request that had one (Ollama): seconds to stay open while idle;
-	 * negative: for ever */
+	/* a removed model of the catalogue; requests may point to the slot, so it keeps its name */
+	bool was_found;
+	/* keep_alive of the last request with that field (Ollama): seconds that the idle engine
+	 * stays open; negative: for ever */
 	bool has_keep;
 	double keep_s;
-	bool wanted; /* wants an engine, since wanted_at */
+	bool wanted; /* the slot waits for an engine since wanted_at */
 	uint64_t wanted_at;
 	double used_at;
 	int n_waiting;
@@ -114,14 +118,16 @@ struct Slot {
 
 /* Initial state of a slot. */
 typedef struct SlotInit {
-	const char *name, *parent; /* name NULL: the model's own; copied */
+	const char *name, *parent; /* name NULL: the model's own name; both are copied */
 	ModelSource src;
 	const Backend *back; /* open engine; NULL: call look */
 	int64_t bytes;       /* size of an open engine */
-	bool nameless;       /* no model: the server has only those of the catalogue */
+	/* the slot has no model: the server has models of the catalogue only */
+	bool nameless;
 } SlotInit;
 
-/* Open all slots. The server owns sources and engines of init, also on failure. */
+/* Open all slots. The server takes ownership of the sources and engines of init, even on
+ * failure. */
 llmc_status models_open(Server *s, const SlotInit *init, int n, llmc_error *err);
 void models_drop(const SlotInit *init); /* frees an init that was not passed to models_open */
 /* Close in three steps. models_stop refuses waiting requests; Server.closing must be set.
@@ -129,11 +135,11 @@ void models_drop(const SlotInit *init); /* frees an init that was not passed to 
  * everything; no other thread may use the models. */
 void models_stop(Server *s);
 void models_end(Server *s);
-void weights_wait(Server *s); /* until no POST /v1/weights runs; no new one may begin */
+void weights_wait(Server *s); /* wait until no POST /v1/weights call runs; no new one may begin */
 void models_close(Server *s);
 
-/* Return the slot that descriptions of the server are about: the first. On a server without a model
- * of its own it is the only one that requests have used, or else the empty first slot. Lock held.
+/* Return the slot that descriptions of the server show: the first one. On a server without models
+ * of its own it is the only slot that requests have used, or else the empty first slot. Lock held.
  */
 const Slot *slot_shown(Server *s);
 Slot *models_find(Server *s, const char *name);               /* NULL: unknown; takes the lock */
@@ -141,26 +147,27 @@ void models_unknown(Server *s, const char *name, Problem *p); /* 404 that lists 
 /* Set r->model from the body. False without a Problem: the request waits for its model and no
  * longer belongs to the caller. */
 bool models_take(Server *s, Req *r, Problem *p);
-/* Return a loaded model whose latest generation has not succeeded, with a reference; NULL: none.
- * *ill: some engine has failed. */
+/* Return, with a reference, a loaded model that has not generated successfully since its last
+ * failure; NULL: none. *ill: an engine has failed. */
 ServedModel *models_unproven(Server *s, bool *ill);
 bool models_failed(Server *s);    /* an engine has failed for good */
 void model_ref(ServedModel *m);   /* lock held */
 void model_unref(ServedModel *m); /* lock not held */
 int models_number(Server *s);     /* number of slots, including removed ones */
-/* generations in flight of a name that borrows an engine; else -1 */
+/* return the number of generations in flight of a slot that borrows an engine; -1 for other
+ * slots */
 int model_gens(Server *s, Slot *t);
 bool model_counts(Server *s, Slot *t, llmc_counts *out); /* false: asleep */
 void models_counts(Server *s, llmc_counts *out);         /* sums over loaded models */
-/* Load, sleep or reload as r requests; r is answered when done or failed, in the form of
- * r->reply. t NULL: all models. */
+/* Load, put to sleep, or reload a model for the call r, which is answered at the end, in the form
+ * of r->reply. t NULL: all models. */
 void models_want(Server *s, Slot *t, Req *r);
 void models_reload(Server *s, Slot *t, Req *r);
 void models_sleep(Server *s, Slot *t, Req *r);
-/* Add the name of an adapter of base; takes dir over. */
+/* Add an adapter of base under this name; takes ownership of dir. */
 void models_adapt(Server *s, Slot *base, const char *name, char *dir, Req *r);
-/* Unload a model of the catalogue and forget its description; r is answered when its requests have
- * ended. */
+/* Unload a model of the catalogue and forget its description; r is answered when the model's
+ * requests have ended. */
 void models_forget(Server *s, Slot *t, Req *r);
 /* Remove an adapter's name; running requests finish. False with a Problem: not found. */
 bool models_remove(Server *s, const char *name, Problem *p);
@@ -173,7 +180,8 @@ bool slot_revive(Server *s, Slot *t);
 void slot_status(const Slot *t, Strbuf *b);
 /* Seconds that an idle engine stays open; negative: for ever. Lock held. */
 double slot_keep_s(const Server *s, const Slot *t);
-/* Set the keep_alive of the slot of a request's model. Keys of --keys have no effect. */
+/* Set the keep_alive of the slot of a request's model. Requests with a key of --keys cannot change
+ * it. */
 void slot_keep(Req *r, bool given, double seconds);
 
 #endif

@@ -1,4 +1,5 @@
-/* Engines of slots: how one begins and ends, and the thread that passes its events to requests. */
+/* Starts and stops engines of slots, and runs the thread that passes an engine's events to
+ * requests. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,7 +41,7 @@ event_thread(void *arg)
 	llmc_event ev = LLMC_INIT(llmc_event);
 	llmc_error err = { 0 };
 	double looked = 0;
-	int dead = 0; /* consecutive failed calls */
+	int dead = 0; /* number of consecutive failed calls */
 
 	for (;;) {
 		llmc_status status = m->back.next(m->back.self, 100, &ev, &err);
@@ -53,7 +54,7 @@ event_thread(void *arg)
 			pthread_mutex_unlock(&s->lock);
 			struct timespec rest = {
 				0, 50000000
-			}; /* an engine whose wait fails must not make this loop spin */
+			}; /* pause, so that the loop does not spin if the engine's wait fails */
 			nanosleep(&rest, NULL);
 		}
 		double now = clock_now();
@@ -71,8 +72,8 @@ event_thread(void *arg)
 	return NULL;
 }
 
-/* Stop the event thread and close. Lock not held; no users left, or the server closes and waits for
- * the engine's requests. */
+/* Stop the event thread and close. Lock not held. The model must have no users, or the server
+ * closes and waits for the engine's requests. */
 void
 model_stop(ServedModel *m)
 {
@@ -138,8 +139,8 @@ model_limit_text(const ServedModel *m, int64_t most, char buf[MODEL_LIMIT_TEXT])
 	return buf;
 }
 
-/* Make a ServedModel of an open engine and start its event thread, or borrow that of `of`. On
- * failure the engine is closed, if the source can close it. */
+/* Create a ServedModel for an open engine and start its event thread, or use that of `of`. On
+ * failure the engine is closed if its source can close engines. */
 llmc_status
 model_begin(Server *s, Slot *t, const Backend *b, int64_t bytes, ServedModel *of, ServedModel **out,
             llmc_error *err)
@@ -239,7 +240,7 @@ slot_revive(Server *s, Slot *t)
 	return true;
 }
 
-/* Retire the slot's model: no new requests; lock held. */
+/* Retire the slot's model: it gets no new requests; lock held. */
 void
 model_retire(Server *s, Slot *t)
 {
@@ -248,7 +249,7 @@ model_retire(Server *s, Slot *t)
 	m->next = s->retired;
 	s->retired = m;
 	t->model = NULL;
-	for (int i = 0; i < s->n_slots; i++) /* also models that borrow its engine */
+	for (int i = 0; i < s->n_slots; i++) /* retire models that borrow its engine, too */
 		if (s->slot[i]->model && s->slot[i]->model->of == m)
 			model_retire(s, s->slot[i]);
 	pthread_cond_signal(&s->keep);

@@ -63,8 +63,8 @@ put_reply(const Req *r, const char *word, Strbuf *b)
 	}
 }
 
-/* Answer all with the same Problem, or with `word` if p is NULL. Releases their references. Lock
- * not held. */
+/* Answer all requests of a queue with the same Problem, or with `word` if p is NULL. Releases their
+ * references. Lock not held. */
 void
 queue_answer(Queue q, const Problem *p, const char *word)
 {
@@ -116,7 +116,7 @@ end_one(Server *s)
 	return true;
 }
 
-/* Does a model that a /sleep call selects still have an engine to end? Lock held. */
+/* Has an engine of the models that a /sleep call selects not ended yet? Lock held. */
 static bool
 models_are_unloading(const Server *s, const Req *r)
 {
@@ -129,8 +129,8 @@ models_are_unloading(const Server *s, const Req *r)
 	return busy;
 }
 
-/* Answer the calls that no longer have to wait with this status. Returns false if there are none.
- * The caller holds the lock, which is released while answers are sent. */
+/* Answer calls that need not wait any more with `status`. Returns false if there are none. The
+ * caller holds the lock, which is released while answers are sent. */
 static bool
 answer_calls(Server *s, Queue *calls, bool (*waits)(const Server *s, const Req *r),
              const char *status)
@@ -236,8 +236,8 @@ too_large(const Server *s, const Slot *t, int64_t need, Problem *p)
 	p->code = "model_too_large";
 }
 
-/* Give waiting requests back to the workers. Each gets a reference, so that the model stays for
- * it. */
+/* Give waiting requests back to the workers. Each request gets a reference to the model, so that
+ * the model stays open. */
 static void
 dispatch_waiting(Server *s, Slot *t)
 {
@@ -272,7 +272,7 @@ slot_is_awaited(Server *s, const Slot *t)
 	return false;
 }
 
-/* Retire a model whose /sleep was deferred, once no borrowing name waits for its engine. */
+/* Carry out a deferred /sleep of a model, once no adapter waits for the model's engine. */
 static void
 put_to_sleep(Server *s, Slot *t)
 {
@@ -284,15 +284,15 @@ put_to_sleep(Server *s, Slot *t)
 	t->sleep_when_done = false;
 }
 
-/* Report whether the engine that m borrows was retired while m was opened. */
+/* Report whether the engine that m borrows was retired while m was being opened. */
 static bool
 is_left(const ServedModel *m)
 {
 	return m->of && m->of->slot->model != m->of;
 }
 
-/* Serve the waiting requests with a new engine. If the slot was removed meanwhile, they get "not
- * found" and the engine is retired, as it is if the slot was put to sleep. */
+/* Serve the waiting requests with a new engine. If the slot was removed meanwhile, the requests get
+ * "not found". The engine is retired if the slot was removed or put to sleep. */
 static void
 begin_service(Server *s, Slot *t, ServedModel *m)
 {
@@ -319,7 +319,8 @@ open_slot(Server *s, Slot *t, int64_t bytes, ServedModel **out, llmc_error *err)
 	Backend b = { 0 };
 	double t0 = clock_now();
 	Slot *base = slot_base(s, t);
-	ServedModel *of = base ? base->model : NULL; /* only this thread ends it */
+	/* stays valid without the lock: only this thread ends models */
+	ServedModel *of = base ? base->model : NULL;
 
 	t->loading = true;
 	pthread_mutex_unlock(&s->lock);
@@ -338,8 +339,8 @@ open_slot(Server *s, Slot *t, int64_t bytes, ServedModel **out, llmc_error *err)
 	return status;
 }
 
-/* Read the description of a slot that was made of a name only. False with a Problem: it cannot be
- * used, and the slot is removed. Releases the lock meanwhile. */
+/* Read the description of a slot that has only a name so far. False with a Problem: the model
+ * cannot be used, and the slot is removed. Releases the lock meanwhile. */
 static bool
 read_slot(Server *s, Slot *t, Problem *p)
 {
@@ -382,7 +383,7 @@ load_one(Server *s)
 	if (!t)
 		return false;
 	Slot *named = t, *base = slot_base(s, t);
-	if (base && !base->model && !t->removed) /* open the engine that it borrows first */
+	if (base && !base->model && !t->removed) /* first open the engine that the slot borrows */
 		t = base;
 	if (t->removed) {
 		slot_gone(t, &p);
@@ -404,8 +405,9 @@ load_one(Server *s)
 			begin_service(s, t, m);
 			return true;
 		}
+		/* the slot still waits for an engine: the next round tries again */
 		if (status == LLMC_E_FULL && !t->src.join && models_free_idle(s, t))
-			return true; /* it is still wanted: the next round tries again */
+			return true;
 	}
 	if (!p.status) {
 		problem(&p, 503, "model", "The model '%.200s' cannot be loaded: %.700s", t->name,
@@ -421,7 +423,7 @@ load_one(Server *s)
 }
 
 /* Read the file again while the old engine serves. New requests use the new engine once it is
- * loaded; the old one finishes its requests. */
+ * loaded; running requests finish on the old one. */
 static bool
 reload_one(Server *s)
 {
@@ -440,15 +442,15 @@ reload_one(Server *s)
 	llmc_status status = t->src.look(t->src.self, &about, &bytes, &err);
 	pthread_mutex_lock(&s->lock);
 	const Slot *base = slot_base(s, t);
-	/* the engine that it borrows sleeps: files are read when it is loaded */
+	/* the borrowed engine sleeps: the adapter's files are read when that engine is loaded */
 	const bool asleep = base && !base->model;
 	if (t->removed) {
 		slot_gone(t, &p);
 	} else if (status == LLMC_OK && !asleep) {
 		MemoryNeed room = room_for(s, t, bytes, false);
 		if (room == ROOM_NO &&
-		    /* reuse its own adapter slot: requests wait until the adapter is loaded
-		     * again */
+		    /* reuse the adapter slot of the old version: requests wait until the new one is
+		     * loaded */
 		    t->src.join) {
 			if (t->model)
 				model_retire(s, t);
@@ -478,7 +480,7 @@ reload_one(Server *s)
 			model_retire(s, t);
 		begin_service(s, t, m);
 	} else {
-		/* the model that stays in service was to sleep */
+		/* the old model stays in service, but /sleep was called meanwhile */
 		if (t->sleep_when_done && t->model)
 			model_retire(s, t);
 		t->sleep_when_done = t->wanted && t->sleep_when_done;
@@ -505,7 +507,7 @@ adding_free(PendingAdapter *a)
 Slot *
 slot_put(Server *s, Slot *t, Slot **old)
 {
-	t->removed = true; /* until its engine has been tried */
+	t->removed = true; /* counts as removed until its engine has been opened once */
 	for (int i = 0; i < s->n_slots; i++) {
 		Slot *at = s->slot[i];
 		if (!at->removed || (at->was_found && strcmp(at->name, t->name) != 0) ||
@@ -549,7 +551,7 @@ try_open(Server *s, Slot *t, llmc_error *err)
 	t->pinned = true;
 	while ((room = room_for(s, t, t->bytes, false)) == ROOM_SOON && end_one(s))
 		;
-	/* the base may have been retired while the lock was released */
+	/* not if the base was retired while the lock was released */
 	const bool opens = room == ROOM_YES && !(base && !base->model);
 	const llmc_status status = opens ? open_slot(s, t, t->bytes, &m, err) : LLMC_OK;
 	t->pinned = false;
@@ -609,7 +611,7 @@ adapt_one(Server *s)
 		                        "a server has at most %d model names in its lifetime",
 		                        MAX_MODELS);
 	}
-	/* ... or while its engine was opened */
+	/* or while the engine was being opened */
 	if (status == LLMC_OK && (taken = name_is_taken(s, a->name))) {
 		status = error_set(&err, LLMC_E_INPUT, "the name is taken");
 		if (to->model)

@@ -1,11 +1,12 @@
-/* Memory of a server's models: engines give way to others, least recently used first, and are
- * closed when they have been idle for long enough. All functions are called with the lock held. */
+/* Memory of a server's models. Engines are closed to make space for others, least recently used
+ * first, and when they have been idle for long enough. All functions are called with the lock
+ * held. */
 #include <string.h>
 
 #include "serve/models/model_manager.h"
 
-/* May the slot's engine be closed without a request to do so? Weights that were replaced in place
- * exist nowhere else. */
+/* May the slot's engine be closed without being asked to? Not if its weights were replaced in
+ * place: no file has them. */
 static bool
 may_close(const Slot *t)
 {
@@ -18,12 +19,13 @@ slot_keep_s(const Server *s, const Slot *t)
 	return t->has_keep ? t->keep_s : s->opt.sleep_after_s > 0 ? s->opt.sleep_after_s : -1;
 }
 
-/* A resource that models share: memory (`of` is NULL), or the adapter slots of the engine of `of`.
+/* A resource that models share: memory if `of` is NULL, else the adapter slots of the engine of
+ * `of`.
  */
 typedef struct SharedBudget {
 	const ServedModel *of;
 	int64_t all;
-} SharedBudget; /* all 0: unlimited */
+} SharedBudget; /* all 0: the resource is unlimited */
 
 static int64_t
 share_of(const SharedBudget *h, const ServedModel *m)
@@ -32,7 +34,8 @@ share_of(const SharedBudget *h, const ServedModel *m)
 }
 
 /* Return the slot whose engine is retired next: the least recently used, unused ones before used
- * ones. of: slot's engine must borrow this one; NULL: it owns one. NULL: there is none. */
+ * ones. of: the slot must borrow the engine of this model; NULL: the slot must own its engine.
+ * Returns NULL if there is none. */
 static Slot *
 victim_of(const Server *s, const ServedModel *of, const Slot *except, bool busy)
 {
@@ -51,8 +54,9 @@ victim_of(const Server *s, const ServedModel *of, const Slot *except, bool busy)
 	return victim;
 }
 
-/* Free `need` bytes or slots by retiring models, least recently used first, unused ones before used
- * ones. Used ones are retired only if `busy`. SOON: free once the retired models have ended. */
+/* Free `need` bytes or adapter slots by retiring models, least recently used first, unused models
+ * before used ones. Used models are retired only if `busy`. ROOM_SOON: free once the retired models
+ * have ended. */
 static MemoryNeed
 make_room(Server *s, const SharedBudget *h, const Slot *except, int64_t need, bool busy)
 {
@@ -76,7 +80,7 @@ make_room(Server *s, const SharedBudget *h, const Slot *except, int64_t need, bo
 Slot *
 slot_base(Server *s, const Slot *t)
 {
-	Slot *gone = NULL; /* a removed one of the same name */
+	Slot *gone = NULL; /* a removed slot of the same name */
 
 	for (int i = 0; i < s->n_slots && t->src.join; i++) {
 		Slot *at = s->slot[i];

@@ -1,5 +1,5 @@
-/* Names: which request gets which engine, and the calls that change models. The manager thread
- * (model_manager.c) carries them out. */
+/* Maps the model names of requests to engines, and takes the calls that change models, which the
+ * manager thread (model_manager.c) carries out. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -39,8 +39,8 @@ slot_free(Slot *t)
 	free(t);
 }
 
-/* Make a slot that is in no list yet, with its engine if it has one. On failure the caller owns
- * source and engine again. */
+/* Create a slot that is not in a list yet, with its engine if that is open. On failure the caller
+ * owns source and engine again. */
 llmc_status
 slot_new(Server *s, const SlotInit *init, Slot **out, llmc_error *err)
 {
@@ -121,7 +121,7 @@ slot_keep(Req *r, bool given, double seconds)
 	Slot *t = r->model->of ? r->model->of->slot : r->model->slot;
 	t->has_keep = given;
 	t->keep_s = seconds;
-	pthread_cond_signal(&s->keep); /* the next engine to be closed may be another one */
+	pthread_cond_signal(&s->keep); /* another engine may now be the next one to be closed */
 	pthread_mutex_unlock(&s->lock);
 }
 
@@ -168,7 +168,7 @@ is_alias(const Server *s, const char *name)
 Slot *
 slot_find(Server *s, const char *name)
 {
-	/* a downloaded model has its name of llmc list, with or without hf: */
+	/* a downloaded model has the name that `llmc list` shows, with or without hf: */
 	const char *bare = strncmp(name, "hf:", 3) ? name : name + 3;
 
 	for (int i = 0; i < s->n_slots; i++)
@@ -210,7 +210,7 @@ models_unknown(Server *s, const char *name, Problem *p)
 	strbuf_release(&b);
 }
 
-/* Return the model name in a body; the second field is TGI's for an adapter. */
+/* Return the model name in a body: `model`, or TGI's field for an adapter. */
 static const char *
 named(const json_t *o)
 {
@@ -232,7 +232,7 @@ models_take(Server *s, Req *r, Problem *p)
 	pthread_mutex_lock(&s->lock);
 	bool several = s->n_slots > 1 || catalogue_is_on(s);
 	pthread_mutex_unlock(&s->lock);
-	if (several) { /* with one model there is no choice, and the handler reads the body */
+	if (several) { /* with one model there is no choice, so only the handler reads the body */
 		Problem q = { 0 };
 		json_t *o = body_object(&r->body, &q);
 		const char *name = named(o);
@@ -455,7 +455,7 @@ models_sleep(Server *s, Slot *t, Req *r)
 	answer_closing(r, closing);
 }
 
-/* Remove a name: requests that wait for it get a 404, running ones finish. Lock held. */
+/* Remove a slot: requests that wait for it get status 404, running requests finish. Lock held. */
 static void
 slot_remove(Server *s, Slot *t)
 {
@@ -484,7 +484,7 @@ models_forget(Server *s, Slot *t, Req *r)
 	answer_closing(r, closing);
 }
 
-/* Report whether a request has the model, without those of models that borrow its engine. */
+/* Report whether a request uses the model itself, not only a model that borrows its engine. */
 static bool
 has_requests(const Server *s, const ServedModel *m)
 {
@@ -498,8 +498,8 @@ has_requests(const Server *s, const ServedModel *m)
 	return n > 0;
 }
 
-/* Report whether a request has an engine of the slot: the present one, or one that was retired. A
- * request has it from models_take to the end of its generation. */
+/* Report whether a request uses an engine of the slot, the present one or a retired one. A request
+ * uses it from models_take to the end of its generation. */
 static bool
 slot_is_busy(const Server *s, const Slot *t)
 {
@@ -583,7 +583,7 @@ models_drop(const SlotInit *init)
 		init->src.free(init->src.self);
 }
 
-/* Make the first slot of a server without models of its own. It has no name, and counts as
+/* Create the first slot of a server without models of its own. It has no name, and counts as
  * removed. */
 static llmc_status
 nameless_slot(Server *s, const SlotInit *init, Slot **out, llmc_error *err)
@@ -627,7 +627,8 @@ models_open(Server *s, const SlotInit *init, int n, llmc_error *err)
 			one.back = NULL; /* model_begin closes it on failure */
 		}
 		if (status == LLMC_OK) {
-			pthread_mutex_lock(&s->lock); /* event threads already read the list */
+			/* lock, because event threads already read the list */
+			pthread_mutex_lock(&s->lock);
 			if (m)
 				model_set(t, m);
 			t->was_found = true;
@@ -674,7 +675,8 @@ models_end(Server *s)
 void
 models_close(Server *s)
 {
-	for (int shared = 1; shared >= 0; shared--) { /* borrowers of an engine end before it */
+	/* models that borrow an engine end before the engine */
+	for (int shared = 1; shared >= 0; shared--) {
 		for (ServedModel **at = &s->retired, *m; (m = *at) != NULL;) {
 			if (shared && !m->of) {
 				at = &m->next;

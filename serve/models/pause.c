@@ -23,9 +23,9 @@ answer(Req *r, const char *status)
 }
 
 typedef enum PauseMode {
-	PAUSE_ABORT, /* cancel what runs */
-	PAUSE_WAIT,  /* answer when nothing runs */
-	PAUSE_KEEP,  /* answer at once */
+	PAUSE_ABORT, /* cancel running requests */
+	PAUSE_WAIT,  /* answer when no request runs */
+	PAUSE_KEEP,  /* answer at once; running requests continue */
 } PauseMode;
 
 /* Read a field of the query, or else of the body; NULL: it is in neither. */
@@ -81,7 +81,7 @@ cancel_all(const ServedModel *m)
 	}
 }
 
-/* Cancel the running requests of a slot, also those of its retired engines; lock held. */
+/* Cancel the running requests of a slot, including those of its retired engines; lock held. */
 static void
 cancel_running(const Server *s, Slot *t)
 {
@@ -193,7 +193,8 @@ pause_state(Req *r)
 	req_answer(r, 200, type_json, &b);
 }
 
-/* Prefixes that were computed with other weights are never used, so nothing is to be flushed. */
+/* Answer a call that flushes the prefix cache. There is nothing to do: pages computed with other
+ * weights are never found. */
 void
 pause_flush(Req *r)
 {

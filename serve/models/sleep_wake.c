@@ -1,6 +1,6 @@
 /* Calls that load and unload engines: vLLM's /sleep, /wake_up and /is_sleeping, and /reload, where
  * `?model=NAME` selects the model; /models/load and /models/unload of llama.cpp's router, where the
- * body does; and DELETE /v1/models/NAME. */
+ * body names it; and DELETE /v1/models/NAME. */
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 #include "serve/http/route.h"
 #include "serve/models/sleep_wake.h"
 
-/* A key with limits belongs to a client, not to the operator. */
+/* Is the caller an operator? A key with limits belongs to a client. */
 bool
 sleep_allowed(Req *r, Problem *p)
 {
@@ -39,7 +39,7 @@ path_below(const char *dir, const char *path)
 	return real;
 }
 
-/* Return the selected slot; NULL without a Problem: none is named. */
+/* Return the selected slot; NULL without a Problem: the query names no model. */
 static Slot *
 slot_of_query(Req *r, Problem *p)
 {
@@ -53,7 +53,7 @@ slot_of_query(Req *r, Problem *p)
 	return t;
 }
 
-/* Return the selected slot, which must be able to load and unload. */
+/* Return the selected slot; a Problem if it cannot be loaded and unloaded. */
 static Slot *
 selected_slot(Req *r, Problem *p)
 {

@@ -1,6 +1,6 @@
 /* POST /v1/weights, and SGLang's name for it, /update_weights_from_disk: the weights of an open
- * model are replaced in place by a checkpoint below --weights-dir. Each call has a thread, since it
- * waits for the disk and for running requests. */
+ * model are replaced in place by a checkpoint below --weights-dir. Each call runs on a thread of
+ * its own, because it waits for the disk and for running requests. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +12,7 @@
 #include "serve/models/sleep_wake.h"
 
 typedef struct WeightsJob {
-	Req *r; /* holds a reference, as for the model */
+	Req *r; /* the call; holds a reference to it and to its model */
 	ServedModel *m;
 	char *path;
 	bool cancel;
@@ -123,7 +123,7 @@ start(WeightsJob *j, Problem *p)
 	return problem_memory(p);
 }
 
-/* Read a body. sglang: names of SGLang's fields. */
+/* Read a body. sglang: fields have SGLang's names. */
 static bool
 read_body(const Req *r, const json_t *o, bool sglang, WeightsJob *j, Problem *p)
 {

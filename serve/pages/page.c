@@ -58,7 +58,7 @@ page_openapi(Req *r)
 	answer(r, "serve/pages/assets/openapi.json", type_json);
 }
 
-/* /page/NAME: scripts, styles, images; only embedded names exist */
+/* Send /page/NAME: a script, a style or an image. Only embedded files exist. */
 void
 page_asset(Req *r)
 {

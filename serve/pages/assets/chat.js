@@ -1,4 +1,4 @@
-// The chat page: conversations on the left, one of them on the right.
+// The chat page: list of conversations on the left, the open one on the right.
 import { complete, headers } from "./api.js";
 import { copyButton } from "./copy.js";
 import { contentOf, imageNode, readImage } from "./images.js";
@@ -396,7 +396,7 @@ async function answer() {
         running = null;
         return answer();
       }
-      c.skip = 0; /* it did not help */
+      c.skip = 0; /* even one turn is too long: send all again next time */
       c.turns.push(turn);
       turn.error = e.message;
     } else {
@@ -410,7 +410,8 @@ async function answer() {
   if (now === c) {
     meter();
     const bottom = log.scrollHeight - log.scrollTop - log.clientHeight < 90;
-    keepingFocus(() => [...log.children].forEach((n, i) => fill(n, c.turns[i]))); /* enable the buttons that are hidden while an answer is generated */
+    /* draw all turns again with the buttons that are hidden during an answer */
+    keepingFocus(() => [...log.children].forEach((n, i) => fill(n, c.turns[i])));
     if (bottom) log.scrollTop = log.scrollHeight;
   }
 }

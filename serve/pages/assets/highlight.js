@@ -26,7 +26,7 @@ const MOST = 60000; // characters; longer code stays plain
 
 const quoted = (s) => s.replace(/[.*+?^${}()|[\]\\\/]/g, "\\$&");
 
-// One expression of named groups: c comment, s text, n number, w word, k anything else that has a colour
+// One expression of named groups: c comment, s text, n number, w word, k other coloured text
 function expression(l) {
   if (l.diff) return /^(?<add>\+.*)|^(?<del>-.*)|^(?<k>@@.*)/gm;
   if (l.markup) return /(?<c><!--[\s\S]*?(?:-->|$))|(?<w><\/?[A-Za-z][\w:-]*|\/?>)|(?<k>[A-Za-z_:][\w:.-]*(?==["']))|(?<s>(?<==)(?:"[^"]*"|'[^']*'))|(?<n>&[#\w]+;)/g;

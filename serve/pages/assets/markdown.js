@@ -27,8 +27,9 @@ function link(href, children, source) {
   return a;
 }
 
-// Searches that several openers share. Each key is searched from ascending positions, so all searches of a key together
-// take linear time: a closer that was found serves every opener before it.
+// Searches that several openers share. For each key the search positions ascend, and the result of
+// a search is kept and used for every opener before it. So all searches of a key together take
+// linear time.
 class Closers {
   constructor(text) {
     this.text = text;
@@ -57,7 +58,8 @@ class Closers {
     });
   }
 
-  // mark after a character that is not blank; single: not before a letter or another mark.
+  // Position of the closing mark: it must follow a character that is not blank. single: it must not
+  // precede a letter or another mark.
   mark(mark, from, single) {
     return this.at((single ? "1" : "2") + mark, from, (n) => {
       for (let j = this.text.indexOf(mark, n); j >= 0; j = this.text.indexOf(mark, j + 1))
@@ -66,7 +68,7 @@ class Closers {
     });
   }
 
-  // A run of exactly n backquotes.
+  // Position of the next run of exactly n backquotes.
   ticks(n, from) {
     if (!this.runs) {
       this.runs = new Map();
@@ -80,7 +82,7 @@ class Closers {
     return list.length ? list[0] : -1;
   }
 
-  // [url, end] of "url)" at `from`, or null.
+  // Returns [url, end] of "url)" at `from`, or null.
   target(from) {
     if (!this.url || this.url.from !== from) {
       const re = /([^\s()]+(?:\([^\s()]*\))?)\)/y;
@@ -92,7 +94,7 @@ class Closers {
   }
 }
 
-// The span that begins at i: [node, end]. A number: the next position at which one may begin.
+// Returns the span that begins at i as [node, end], or the next position at which a span may begin.
 function spanAt(text, i, find, depth) {
   const c = text[i], two = text.substr(i, 2);
   let j;
@@ -140,7 +142,7 @@ function spanAt(text, i, find, depth) {
   return i + 1;
 }
 
-// Code spans, formulas, links, strong, emphasis and strike, in linear time.
+// Parses code spans, formulas, links, strong, emphasis and strike, in linear time.
 function inline(text, depth = 0) {
   const out = [], find = new Closers(text), begin = /[`$\\[<hH*_~]/g;
   let from = 0;

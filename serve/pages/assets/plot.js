@@ -61,7 +61,8 @@ export function createPlot(spec, parent) {
     }
   }
 
-  // One path per series; a missing value ends a stroke. A value between two missing ones is a dash.
+  // Draws one path per series. A missing value interrupts the line; a value between two missing
+  // ones becomes a dash.
   function drawLines(samples) {
     lines.replaceChildren(...spec.series.map((one, k) => {
       let d = "", pen = "M";

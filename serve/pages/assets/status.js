@@ -9,7 +9,7 @@ const count = (v) => Math.round(v).toLocaleString("en");
 const percent = (v) => (v === null ? null : 100 * v);
 const one = (of) => [{ name: "", of }];
 
-// Both sources are brought to samples of one form (see live() and past()).
+// live() and past() convert both sources to samples of this form.
 const plots = [
   { title: "Decode throughput", unit: "tok/s", series: one((s) => s.decode) },
   { title: "Prefill throughput", unit: "tok/s", series: one((s) => s.prefill) },
@@ -38,7 +38,7 @@ const facts = [
   ["Time between tokens, mean", (s) => (s.latency.inter_token_mean_s * 1e3).toFixed(1) + " ms"],
 ];
 
-const polled = []; // [{ at, s }], s as /status.json gives it
+const polled = []; // [{ at, s }] with s from /status.json
 let range = LIVE, hour = null;
 
 function duration(s) {

@@ -25,7 +25,7 @@ export function loadAll() {
   return Array.isArray(all) ? all.filter(valid) : [];
 }
 
-// Writes all conversations; if the storage is full, the oldest ones are dropped.
+// Writes all conversations; drops the oldest ones if the storage is full.
 function write(all) {
   for (let n = all.length; n >= 0; n--) {
     try {

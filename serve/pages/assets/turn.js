@@ -65,7 +65,7 @@ export function who(turn) {
   return { user: "You", tool: "Result of " + turn.name }[turn.role] || "Model";
 }
 
-// Returns the nodes of a turn's body. writing: it is being generated.
+// Returns the nodes of a turn's body. writing: the turn is being generated.
 export function turnBody(turn, writing) {
   if (turn.images?.length) return [el("div", "images", ...turn.images.map(imageNode)), turn.content];
   if (turn.role === "user" || turn.role === "tool") return [turn.content];
