@@ -1,5 +1,5 @@
-/* Shared parts of the llmc command. Each subcommand is one thin file over llmc.h; of the library's
- * internal headers it uses only base/ (JSON text, numbers).
+/* Shared parts of the llmc command. Each subcommand is one thin file over llmc.h. Of the library's
+ * internal headers they use only base/ (JSON text, numbers).
  *
  * Exit codes: 0 done, 1 the user's input is wrong, 2 the machine lacks something, 3 a check failed,
  * 130 interrupted. Results go to stdout, progress and errors to stderr. */
@@ -28,13 +28,13 @@ typedef enum OptKind {
 	OPT_TEXT,
 	OPT_LIST,
 	OPT_BYTES,
-	OPT_BYTES0, /* 0 is a size, too */
+	OPT_BYTES0, /* a size that may be 0 */
 	OPT_SIZES,  /* one or two sizes, "24G,64G": int64_t [2] */
 	OPT_GROUP
 } OptKind;
 typedef struct Opt {
 	OptKind kind;
-	char letter;      /* 0: none */
+	char letter;      /* one-letter name; 0: none */
 	const char *name; /* OPT_GROUP: the heading */
 	const char *arg;  /* placeholder of the value in the help */
 	/* destination: bool, int32_t, int64_t, float, uint64_t, const char * or List; bytes:
@@ -45,8 +45,9 @@ typedef struct Opt {
 typedef struct List {
 	const char **v;
 	size_t n;
-} List;                                    /* v is NULL-terminated once n > 0 */
-bool list_add(List *l, const char *value); /* keeps the pointer; false: out of memory */
+} List; /* v is NULL-terminated if n > 0 */
+/* stores the pointer, without a copy; false: out of memory */
+bool list_add(List *l, const char *value);
 
 typedef struct Command {
 	const char *name, *usage, *summary, *examples;
@@ -59,28 +60,29 @@ typedef struct Common {
 	const char *mmproj;        /* file with the vision tower of a GGUF model */
 	const char *chat_template; /* replaces that of the model; NULL: none */
 	const char *device_option; /* option that sets device, for messages; NULL: --device */
-	/* draft that the model is opened for: "mtp" or a path; NULL: none */
+	/* draft head or model that the model will be used with: "mtp" or a path; NULL: none */
 	const char *draft;
-	const llmc_model *draft_of; /* model whose draft this is; NULL: it is no draft */
-	bool mtp_head;              /* open the model's MTP head instead of the model */
-	const char *fit_mode;       /* "auto", "never"; NULL: auto */
-	bool images;                /* open it with images (vision.part=rows) */
-	bool images_if_any;         /* the same, if it has a vision tower */
+	/* model for which this one drafts; NULL: this is not a draft model */
+	const llmc_model *draft_of;
+	bool mtp_head;        /* open the model's MTP head instead of the model */
+	const char *fit_mode; /* "auto", "never"; NULL: auto */
+	bool images;          /* open the model with images (vision.part=rows) */
+	bool images_if_any;   /* open it with images if it has a vision tower */
 	int32_t threads, tp, pp;
 	List offload, override_tensor;
 	int32_t n_cpu_moe;
-	/* choice of --offload auto; text empty: not made yet */
+	/* placement chosen by --offload auto; text empty: not chosen yet */
 	llmc_placement placed;
-	float host_bandwidth;    /* GB/s; 0: measured */
-	const char *machine_gpu; /* GPU of llmc plan --gpu; NULL: that of this machine */
+	float host_bandwidth;    /* bandwidth of host memory in GB/s; 0: measure it */
+	const char *machine_gpu; /* GPU named by `llmc plan --gpu`; NULL: the GPU of this machine */
 	List set;
 	bool quiet, verbose, json, random_weights, cache_packed, allow_unknown_keys, trust_artifact;
 	int32_t context, seqs, chunk;
 	int64_t memory[2]; /* bytes of the device, and with --offload of the host; 0: no limit */
-	/* limits of the session that will be opened; open_model fills in those that are 0, or
-	 * refuses. NULL: none */
+	/* limits of the session that will be opened; open_model chooses those that are 0, or
+	 * refuses the model. NULL: no session */
 	llmc_limits *fit;
-	char fit_text[512]; /* one line: the choice */
+	char fit_text[512]; /* the chosen limits, in one line */
 } Common;
 #define OPT_FIT(c)                                                                                 \
 	{ OPT_GROUP, 0, "Memory", NULL, NULL, NULL },                                              \
@@ -303,23 +305,25 @@ typedef struct Sampling {
 
 /* Option of another engine: an option of llmc with the same meaning, or an explanation */
 #define OPT_MODEL ""        /* the value is the MODEL argument */
-#define OPT_HUB_MODEL "hf:" /* the same, without the hf: of its name */
+#define OPT_HUB_MODEL "hf:" /* the value is the MODEL argument, a name without the prefix hf: */
 typedef struct ForeignOption {
 	const char *spelled;
-	const char *own;    /* name of the option; NULL: none has this meaning */
-	const char *advice; /* for commands without that option; NULL: it is unknown there */
+	const char *own; /* name of the option of llmc; NULL: no option has this meaning */
+	/* explanation for commands without that option; NULL: the option is unknown to them */
+	const char *advice;
 } ForeignOption;
 const ForeignOption *foreign_option_find(const char *spelled, size_t len);
-/* The foreign option with an equivalent in llmc whose long spelling, without its dashes, is nearest
- * to a name; NULL: none. */
+/* Return the foreign option whose long spelling, without dashes, is nearest to a name. Only options
+ * with an equivalent in llmc count. NULL: none. */
 const ForeignOption *foreign_option_nearest(const char *name);
-/* Message of a command without a model */
+/* Message if a command line names no model */
 #define NO_MODEL "name a model: a GGUF file, a folder, a description, or hf:ORG/REPO"
-/* True if the command line (or a setting) gave the option that is stored in `to`. */
+/* True if the command line, or a setting, has set the option that is stored in `to`. */
 bool opt_given(const void *to);
 /* Replace the help of the option that is stored in `to`. */
 void opt_help(Opt *opt, size_t n_opt, const void *to, const char *help);
-/* Nearest option name to a misspelt one; NULL: none is close. Valid until the next call. */
+/* Return the option name nearest to a misspelt one; NULL: none is close. Valid until the next
+ * call. */
 const char *opt_nearest(const Opt *opt, size_t n_opt, const char *name);
 
 /* Parse argv. Positional arguments go to args (at most max_args). On --help and on mistakes it
@@ -337,20 +341,20 @@ char **settings_merge(const char *prefix, const Opt *opt, size_t n_opt, int argc
                       int *n_out, List *models);
 int opt_usage_error(const Command *cmd, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* Commands in the order of `llmc --help`, which main() sets: one of two words, such as "bench
- * serve", follows the command of its first word */
+/* Commands in the order of `llmc --help`; main() sets them. A command of two words, such as "bench
+ * serve", comes after the command of its first word */
 extern const Command *const *commands;
 extern size_t n_commands;
 const Command *command_find(const char *name);
-/* Pass the option table of a command, as the command itself gives it to opt_parse, to fn. The
- * command does nothing else. */
+/* Pass the option table of a command to fn. The command runs until it calls opt_parse with its
+ * table, and no further. */
 typedef void (*opt_table_fn)(void *user, const Command *cmd, const Opt *opt, size_t n_opt);
 void opt_describe(const Command *cmd, opt_table_fn fn, void *user);
 bool opt_describing(void);
-/* Name of an option as it is typed, without its dashes */
+/* Return the name of an option as it is typed, without its dashes */
 enum { OPT_NAME_SIZE = 64 };
 const char *opt_dashed(const char *name, char buf[OPT_NAME_SIZE]);
-/* Default of a number whose help gives none, in brackets; else empty */
+/* Write the default of a number in brackets if its help does not give one; else an empty string */
 enum { OPT_DEFAULT_SIZE = 48 };
 void opt_default_text(const Opt *o, char buf[OPT_DEFAULT_SIZE]);
 
@@ -361,16 +365,16 @@ void complain(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 /* Print a line of progress if stderr is a terminal. The next one overwrites it. */
 void progress(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void progress_end(void);
-/* Print a notice on stderr; on a terminal the next line of progress overwrites it. */
+/* Print a notice on stderr; on a terminal the next progress line overwrites it. */
 void notice(const char *line);
-/* Write generated text, or that of a vocabulary, to stdout and flush. A terminal gets '?' for
- * control characters that could steer it: a model repeats what its prompt holds, such as a page of
- * a stranger. */
+/* Write generated text, or text of a vocabulary, to stdout and flush. On a terminal, control
+ * characters that could steer it become '?', because a model may repeat them from an untrusted
+ * prompt. */
 void print_generated(const char *s, size_t n);
 bool colour_on(FILE *f);
 
-/* Make llmc_options from Common, with the log to stderr. They point into *out, which must not move;
- * free() set. */
+/* Fill llmc_options from Common, with the log on stderr. They point into *out, so *out must not
+ * move. The caller frees out->set. */
 enum { MAX_OFFLOAD = 16, MAX_OVERRIDES = 4096 };
 typedef struct OpenOptions {
 	llmc_options o;
@@ -379,10 +383,11 @@ typedef struct OpenOptions {
 	    lora[PATH_MAX + 16];
 } OpenOptions;
 llmc_status options_of(const Common *c, bool no_weights, OpenOptions *out, llmc_error *err);
-/* offload.c: --device, which is a GPU if it is not given and the model is divided */
+/* offload.c: return --device; by default a GPU if the model is divided */
 const char *offload_device(const Common *c);
 double offload_host_bandwidth(const Common *c); /* bytes/s */
-bool offload_must_choose(const Common *c); /* --offload auto, and open_model has not chosen yet */
+/* true with --offload auto, as long as open_model has not chosen */
+bool offload_must_choose(const Common *c);
 /* Append the overrides of --offload, --n-cpu-moe and --override-tensor, at most MAX_OFFLOAD.
  * E_INPUT: a bad value, or --device names no GPU. */
 llmc_status offload_set(const Common *c, OpenOptions *own, const char **set, size_t *n,
@@ -390,20 +395,20 @@ llmc_status offload_set(const Common *c, OpenOptions *own, const char **set, siz
 llmc_status open_model(Common *c, const char *path, bool no_weights, llmc_model **m,
                        llmc_error *err);
 llmc_limits limits_of(const Common *c);
-/* Refuse if weights + KV + scratch exceed --memory. */
+/* Refuse a model if weights + KV + scratch exceed --memory. */
 llmc_status check_memory(const llmc_model *m, const Common *c, const llmc_limits *lim,
                          llmc_error *err);
 llmc_params params_of(const Sampling *s);
 /* Check --sampling. False: it is neither NULL, "model" nor "neutral". */
 bool sampling_known(const char *by);
-/* Fill in options that were not given by the model's advice, if `use`, and report what is in
- * force. */
+/* With `use`, set options that were not given to the values that the model recommends. Report the
+ * options in effect. */
 void sampling_advice(const llmc_model *m, Sampling *s, bool use, bool quiet);
-/* A seed that differs from run to run */
+/* Return a seed that differs from run to run */
 uint64_t fresh_seed(void);
 
 /* Open the draft c->draft on the device of its model m, which was opened from `path`. Its memory is
- * subtracted from *memory if that is limited. lim NULL, memory NULL: its plan only. */
+ * subtracted from *memory if that is limited. With lim and memory NULL, only open its plan. */
 llmc_status draft_open(const Common *c, const llmc_model *m, const char *path,
                        const llmc_limits *lim, int64_t *memory, llmc_model **out, llmc_error *err);
 /* images.c: image files of a prompt, through the model's vision tower */
@@ -417,7 +422,8 @@ typedef struct PromptImages {
 llmc_status prompt_images_open(const Common *c, llmc_model *m, const List *files, PromptImages *out,
                                llmc_error *err);
 /* Replace the placeholders of the chat template by the tokens of the images, in order. Without
- * `chat` placeholders are optional, and images without one come first. *text is reallocated. */
+ * `chat`, placeholders are optional; images without a placeholder come first. *text is
+ * reallocated. */
 llmc_status prompt_images_text(const PromptImages *im, bool chat, char **text, size_t *n_bytes,
                                llmc_error *err);
 void prompt_images_close(PromptImages *im);
@@ -435,8 +441,8 @@ llmc_status token_source_open(Common *c, llmc_model *m, const char *path, const 
 llmc_status token_source_run(TokenSource *s, const int32_t *tok, size_t n_tok, const llmc_params *p,
                              llmc_token_fn on_token, void *user, llmc_result *res, llmc_error *err);
 void token_source_drafts(const TokenSource *s, char *buf,
-                         /* end of a status line: accepted draft tokens; empty without a draft
-                          * model */
+                         /* writes the end of a status line: accepted draft tokens; empty without a
+                          * draft model */
                          size_t cap);
 void token_source_close(TokenSource *s);
 
@@ -455,12 +461,12 @@ llmc_status chat_alloc(const llmc_tokenizer *t, const char *messages, const char
 /* Print quoted and escaped; invalid UTF-8 becomes U+FFFD. */
 void json_text(FILE *f, const char *s, size_t n);
 
-/* Download a model by its name with a progress bar on stderr, and write its path. update: look for
+/* Download a model by its name with a progress bar on stderr, and write its path. update: check for
  * a newer revision. */
 llmc_status model_pull(const char *name, bool update, bool quiet, char path[PATH_MAX],
                        llmc_error *err);
 /* Replace the name of a model (hf:..., https://...) by its path, after a download if it is not in
- * the cache. A path stays as it is. */
+ * the cache. A path stays unchanged. */
 llmc_status model_path(const char **path, bool quiet, llmc_error *err);
 
 /* Handle Ctrl-C: the first sets a flag, the second ends the process. */

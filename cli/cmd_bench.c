@@ -1,4 +1,4 @@
-/* llmc bench: measure tokens/s, bytes/s and the share of the machine's read bandwidth. */
+/* llmc bench: measures tokens/s, bytes/s and the share of the machine's read bandwidth. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,8 +47,8 @@ prefill(Bench *b, llmc_seq q, int32_t n, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Decode with sampling on the device: greedy, each step queued before the tokens of the one
- * before it are read. The first step is not timed, because it captures the graph that later ones
+/* Decode greedily with sampling on the device. Each step is queued before the host reads the tokens
+ * of the previous step. The first step is not timed, because it captures the graph that later steps
  * replay. */
 static llmc_status
 decode_ahead(Bench *b, int32_t batch, int32_t n, double *took, llmc_error *err)
@@ -121,8 +121,8 @@ decode(Bench *b, int32_t batch, int32_t n, bool last, double *took, llmc_error *
 	return s == LLMC_OK && b->ops && last ? decode_ops(b, batch, err) : s;
 }
 
-/* Bring the sequences to `depth` positions for runs of n steps: trim those of the run before, or
- * create new ones. */
+/* Bring the sequences to `depth` positions for runs of n steps: trim the sequences of the previous
+ * run, or create new ones. */
 static llmc_status
 fill_context(Bench *b, int32_t *open, int32_t batch, int32_t depth, int32_t n, llmc_error *err)
 {
@@ -166,11 +166,11 @@ typedef struct BenchRow {
 	char test[64];
 	/* tokens of all sequences, and steps that produced them */
 	int32_t batch, depth, tokens, steps;
-	int64_t bytes; /* bytes of KV per step; in the report also of weights */
+	int64_t bytes; /* bytes of KV per step; report_row adds those of weights */
 } BenchRow;
 
-/* Format a share of the memory bandwidth. More than 1 means that caches serve the weights, so the
- * share does not measure memory. */
+/* Format a share of the memory bandwidth. A share above 1 means that weights come from caches, so
+ * it does not measure memory. */
 static const char *
 share_text(double share, char buf[16])
 {
@@ -228,7 +228,7 @@ report(Bench *b, bool json, bool first, BenchRow *r, double *took, int32_t runs,
 	for (int32_t i = 0; i < runs; i++)
 		var += pow(r->tokens / took[i] - mean, 2) / (runs > 1 ? runs - 1 : 1);
 	llmc_session_stats(b->s, &stats);
-	/* experts of a mapped file, since the row before */
+	/* bytes of experts in a mapped file, since the previous row */
 	const int64_t chosen = stats.expert_bytes - b->expert_bytes,
 	              absent = stats.expert_read_bytes - b->expert_read_bytes;
 	const double hits = chosen > 0 ? 1 - (double)absent / (double)chosen : 1;
@@ -325,7 +325,8 @@ parse(int argc, char **argv, BenchArgs *a, bool *ops)
 	return 0;
 }
 
-/* Limits of a session for these runs. KV is reserved for them, which is less than seqs * context.
+/* Limits of a session for these runs. Reserves only as much KV cache as they need, which is less
+ * than seqs * context.
  */
 static llmc_limits
 bench_limits(const BenchArgs *a, int32_t longest, bool ops)
@@ -467,7 +468,8 @@ bench_model(Bench *b, const BenchArgs *a, llmc_model *m, double open_s, llmc_err
 	llmc_status s = bench_open(b, a, m, &mem, err);
 	if (s == LLMC_OK) {
 		bandwidth = llmc_bandwidth_of(m, a->c.threads, 0.5);
-		/* touches all memory; open time + this is the time to first token */
+		/* the first prefill touches all memory; its time plus the open time is the time to
+		 * the first token */
 		s = one_prefill(b, 1, false, &first, err);
 	}
 	if (a->c.json)

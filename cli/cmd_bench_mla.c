@@ -1,5 +1,5 @@
-/* llmc bench mla: time a latent attention module by itself, absorbed versus expanded. One layer of
- * the model is compiled in each form. The time is that of all ops from the query and latent
+/* llmc bench mla: times a latent attention module by itself, absorbed versus expanded. One layer of
+ * the model is compiled in each form. The result is the time of all ops from the query and latent
  * projections to the output projection, in a decode step at a given depth. */
 #include <stdlib.h>
 #include <string.h>
@@ -39,7 +39,7 @@ keep(void *user, const llmc_op_time *t)
 }
 
 /* Sum the ops after the embedding, up to the GEMV after the last op of latent attention. An op that
- * other parts of the layer run as well counts once. */
+ * other parts of the layer also run is counted once. */
 static double
 module_seconds(const Ops *o)
 {

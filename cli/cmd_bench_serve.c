@@ -1,4 +1,5 @@
-/* llmc bench serve: measure a server under load; works with any server that has OpenAI's routes. */
+/* llmc bench serve: measures a server under load. It works with any server that has OpenAI's
+ * routes. */
 #include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
@@ -56,7 +57,7 @@ length_of(const Lengths *l, uint64_t *state)
 	return l->lo + (int32_t)(draw(state) % (uint64_t)(l->hi - l->lo + 1));
 }
 
-/* Short common words: most tokenizers encode each, with its space, as one token. */
+/* Short common words, each of which most tokenizers encode together with its space as one token. */
 static const char *const word[] = {
 	"the",   "of",    "and",    "to",    "in",    "is",     "was",  "that",  "for",   "on",
 	"with",  "as",    "his",    "they",  "at",    "be",     "this", "from",  "have",  "or",
@@ -144,7 +145,8 @@ typedef struct Report {
 	int64_t prompt, fresh;
 	double took;
 	double drafts, drafted,
-	    /* drafting steps, draft tokens, accepted ones; drafts 0: the server reports none */
+	    /* steps with draft tokens, draft tokens, accepted draft tokens; drafts 0: the server
+	     * reports none */
 	    accepted;
 } Report;
 
@@ -250,7 +252,7 @@ show(void *user, size_t done, size_t running)
 	Args *a = user;
 	size_t tenths = done * 10 / (size_t)a->requests;
 
-	/* a terminal line is overwritten at each answer; elsewhere print ten lines */
+	/* a terminal shows one line, which each answer overwrites; a file gets ten lines */
 	if (a->quiet || (isatty(2) ? done == a->shown : tenths == a->shown))
 		return;
 	a->shown = isatty(2) ? done : tenths;

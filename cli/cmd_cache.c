@@ -1,4 +1,4 @@
-/* llmc cache: show what the cache holds and how it was used, and prune it. */
+/* llmc cache: shows the content and use of the cache, and prunes it. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -22,7 +22,7 @@ typedef struct Tally {
 } Tally;
 
 /* Kinds of built code (base/build_cache.h), by the suffix of an entry's name. The last row is for
- * all others. */
+ * all other suffixes. */
 typedef struct CacheKind {
 	const char *suffix, *what;
 	Tally held;
@@ -30,7 +30,7 @@ typedef struct CacheKind {
 } CacheKind;
 
 typedef struct Sweep {
-	double older_than; /* seconds; < 0: remove nothing */
+	double older_than; /* remove files unused for this many seconds; < 0: remove nothing */
 	CacheKind *kind;   /* table in which files are also counted; NULL: none */
 	Tally held, gone;
 } Sweep;
@@ -43,7 +43,8 @@ kind_of(CacheKind *kind, const char *suffix)
 	return kind;
 }
 
-/* Remove an entry unless a process is loading it; readers of built code hold a lock meanwhile. */
+/* Remove an entry unless a process is loading it: readers of built code hold a lock while they
+ * load. */
 static bool
 remove_unused(const char *path)
 {
@@ -72,12 +73,12 @@ walk(const char *dir, Sweep *s)
 			continue;
 		if (S_ISDIR(st.st_mode)) {
 			const double older_than = s->older_than;
-			if (s->kind) /* headers of tests, which may run */
+			if (s->kind) /* not headers of tests, which may be running */
 				s->older_than = -1;
 			walk(path, s);
 			s->older_than = older_than;
 			if (s->older_than >= 0)
-				rmdir(path); /* fails unless empty */
+				rmdir(path); /* fails unless the folder is empty */
 			continue;
 		}
 		time_t used = st.st_atime > st.st_mtime ? st.st_atime : st.st_mtime;

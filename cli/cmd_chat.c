@@ -125,7 +125,7 @@ read_line(const Chat *h, char **line, size_t *cap)
 	return got > 0 && (!strcmp(*line, "/quit") || !strcmp(*line, "/exit")) ? -1 : got;
 }
 
-/* Tokenize the messages so far through the chat template. */
+/* Render the messages so far by the chat template, and tokenize the result. */
 static llmc_status
 prompt_tokens(const Chat *h, int32_t **tok, size_t *n_tok, llmc_error *err)
 {

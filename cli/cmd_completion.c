@@ -1,7 +1,8 @@
-/* llmc completion: completion scripts of shells, written from the option tables.
+/* llmc completion: writes completion scripts for shells from the option tables.
  *
- * Each script has one fixed part, which finds the command on the line, and one part per command. A
- * command of two words, such as "bench serve", is found before its first word. */
+ * Each script has one fixed part, which finds the command on the line, and one part per command.
+ * The script looks for a command of two words, such as "bench serve", before it looks for the first
+ * word alone. */
 #include <string.h>
 
 #include "cli/cli.h"
@@ -58,7 +59,7 @@ print_quoted(const char *text, const char *escaped, const char *quote)
 	}
 }
 
-/* First argument of a command: its choices, commands or files */
+/* Find the values of a command's first argument: words, commands or files */
 static Values
 argument_of(const Command *cmd, char words[OPT_NAME_SIZE])
 {
@@ -162,7 +163,7 @@ bash_script(void)
 	      stdout);
 }
 
-/* Values as an action of zsh's _arguments */
+/* Print values as an action of zsh's _arguments */
 static void
 zsh_action(const char *arg, Values v)
 {

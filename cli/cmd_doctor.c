@@ -1,4 +1,4 @@
-/* llmc doctor: report hardware and software of this machine, and how to add what is missing. */
+/* llmc doctor: reports hardware and software of this machine, and how to install missing parts. */
 #include <jansson.h>
 #include <stdlib.h>
 #include <string.h>

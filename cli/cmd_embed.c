@@ -19,7 +19,7 @@ typedef struct EmbedJob {
 	size_t n, cap;
 	llmc_pool pool;
 	bool normalize, truncate, json; /* json: one document */
-	int32_t context, width;         /* width: elements that are written */
+	int32_t context, width;         /* width: number of elements that are written */
 	const char *file;               /* for messages */
 	const char *prompt;             /* string before each text */
 	bool named;                     /* --prompt-name chose it */
@@ -90,7 +90,8 @@ add_ids(EmbedJob *j, const json_t *list)
 	return true;
 }
 
-/* One line: a string, a list of ids, or an object with one of them as "text" or "input". */
+/* Add the input of a line: a string, a list of ids, or an object with either of them as "text" or
+ * "input". */
 static bool
 add_line(EmbedJob *j, const llmc_tokenizer *t, const char *line, size_t n, size_t number)
 {
@@ -147,7 +148,7 @@ check_lengths(EmbedJob *j)
 			                "--truncate or a larger --context",
 			                j->file, i + 1, in->n_tok, j->context),
 			       false;
-		/* the last token is the one that ends a prompt of this model */
+		/* keep the last token, by which this model ends prompts */
 		in->tok[j->context - 1] = in->tok[in->n_tok - 1];
 		in->n_tok = (size_t)j->context;
 	}
@@ -174,7 +175,8 @@ take(EmbedJob *j, const llmc_event *ev)
 	return true;
 }
 
-/* Print vectors [from, n) up to the first that is not known yet; returns its index. */
+/* Print vectors [from, n) up to the first one that is not known yet; returns the index of that
+ * one. */
 static size_t
 print_ready(const EmbedJob *j, size_t from)
 {

@@ -52,7 +52,7 @@ print_table(const json_t *list)
 			strftime(day, sizeof day, "%Y-%m-%d", &t);
 		double bytes = (double)json_integer_value(json_object_get(e, "bytes"));
 		char *name = strdup(json_text_of(e, "name"));
-		if (name) /* the names of folders are those of any program */
+		if (name) /* any program may have named the folders: make names safe to print */
 			utf8_make_printable(name, false);
 		printf("%-*s  %10s  %s%s\n", (int)wide, name ? name : "", human_bytes(bytes, size),
 		       day,

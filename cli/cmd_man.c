@@ -7,7 +7,8 @@
 #include "base/embed.h"
 #include "cli/cli.h"
 
-/* Print text for roff: no requests by accident, dashes that can be copied. */
+/* Print text for roff: escapes characters that would begin a request, and prints dashes so that
+ * they can be copied. */
 static void
 roff(FILE *f, const char *text)
 {
@@ -31,7 +32,7 @@ roff(FILE *f, const char *text)
 	}
 }
 
-/* Name of the page of a command: bench serve -> llmc-bench-serve */
+/* Write the name of the page of a command: bench serve -> llmc-bench-serve */
 static void
 page_name(const Command *cmd, char name[OPT_NAME_SIZE])
 {

@@ -14,8 +14,9 @@ row(const char *name, int64_t bytes)
 	printf("  %-10s %14lld  %s\n", name, (long long)bytes, human_bytes((double)bytes, text));
 }
 
-/* Print predictions of decode steps on a GPU and the CPU, with their terms. A prefill on the CPU is
- * bound by operations, whose peak is not known. */
+/* Print predictions for decode steps on a GPU together with the CPU, with the parts of the time.
+ * There is none for prefill, which is compute-bound on the CPU, because the peak of the CPU is
+ * unknown. */
 static llmc_status
 predictions_of_two(const llmc_model *m, const Common *c, const llmc_gpu *g, bool json,
                    llmc_error *err)
@@ -209,10 +210,10 @@ ranks(const llmc_model *m, const llmc_limits *lim, bool json, llmc_error *err)
 typedef struct PlanArgs {
 	Common c;
 	const char *path, *gpu, *html, *timeline;
-	llmc_gpu g; /* found for --gpu */
+	llmc_gpu g; /* GPU found for --gpu */
 	llmc_limits lim;
 	llmc_memory mem;
-	int32_t fit; /* sequences that --memory holds; -1: no --memory */
+	int32_t fit; /* number of sequences that fit --memory; -1: no --memory */
 	bool fitting;
 	llmc_fitted fitted; /* for --fit */
 } PlanArgs;
@@ -265,8 +266,8 @@ parse(int argc, char **argv, PlanArgs *p)
 	return 0;
 }
 
-/* The page of --html shows the kernels, so they must be written somewhere: create a temporary
- * folder unless --artifact names one. False: failed. */
+/* Create a temporary folder for kernels, unless --artifact names one: the page of --html shows
+ * their sources. False: failed. */
 static bool
 kernel_folder(PlanArgs *p, char *folder, size_t cap)
 {
@@ -293,7 +294,7 @@ measure(PlanArgs *p, const llmc_model *m, llmc_error *err)
 	*lim = limits_of(&p->c);
 	if (lim->n_threads == 0)
 		lim->n_threads = 1;
-	lim->snapshots = LLMC_DEFAULT_SNAPSHOTS; /* default of a server */
+	lim->snapshots = LLMC_DEFAULT_SNAPSHOTS; /* as many as a server has by default */
 	lim->marks =
 	    lim->seqs < LLMC_DEFAULT_MARKS ? lim->seqs ? lim->seqs : 1 : LLMC_DEFAULT_MARKS;
 	llmc_status s = LLMC_OK;

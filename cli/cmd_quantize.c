@@ -1,4 +1,4 @@
-/* llmc quantize: write a 16-bit GGUF or folder with fewer bits per weight. */
+/* llmc quantize: converts a 16-bit GGUF or folder to fewer bits per weight. */
 #include <stdlib.h>
 #include <string.h>
 

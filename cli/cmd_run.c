@@ -93,7 +93,7 @@ static void
 print_json(const RunState *r, const int32_t *tok, size_t n_tok, const llmc_result *res,
            double load_s)
 {
-	/* the first new token comes from the prefill */
+	/* the prefill yields the first new token */
 	int decoded = res->n_new > 1 ? res->n_new - 1 : 0;
 
 	putchar('{');
@@ -120,7 +120,7 @@ typedef struct Run {
 	size_t n_tok;
 } Run;
 
-/* Read the grammar of --schema or --grammar. t NULL: for --check alone. */
+/* Read the grammar of --schema or --grammar. t NULL: for --check without a model. */
 static llmc_status
 grammar_file(const Run *r, const llmc_tokenizer *t, llmc_grammar **out, llmc_error *err)
 {
@@ -291,7 +291,7 @@ static llmc_status
 fill_template(const Run *r, const llmc_tokenizer *t, char **text, size_t *n_bytes, llmc_error *err)
 {
 	const bool parts = r->images.n > 0;
-	/* build the messages by a memory stream, to share json_text's escaping */
+	/* build the messages in a memory stream, so that json_text can escape them */
 	char *json = NULL, *filled = NULL;
 	size_t json_n = 0;
 	FILE *f = open_memstream(&json, &json_n);
@@ -461,7 +461,7 @@ run(int argc, char **argv)
 		set_limits(&r);
 		r.c.fit = &r.lim;
 		r.c.images = r.images.n > 0;
-		/* until here a signal ends the process */
+		/* before this call a signal ends the process at once */
 		llmc_status status = open_model(&r.c, r.path, false, &m, &err);
 		interrupt_install();
 		code = status == LLMC_OK ? generate(&r, m, &err) : fail_with(&err);

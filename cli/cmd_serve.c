@@ -13,10 +13,10 @@
 #include "base/wakeup.h"
 #include "cli/serve_options.h"
 
-/* counter by which the signal handler notifies the main thread: it adds 1 per signal to stop, and
- * HANGUP per SIGHUP */
+/* eventfd counter by which the signal handler notifies the main thread: the handler adds 1 per
+ * signal to stop, and HANGUP per SIGHUP */
 static int stop_fd = -1;
-/* signals to stop so far, and the number that ends the process at once, whatever it is doing */
+/* number of signals to stop so far, and the number at which the handler ends the process at once */
 static volatile sig_atomic_t n_stops, stops_at_once = 2;
 #define HANGUP ((uint64_t)1 << 32)
 
@@ -50,7 +50,7 @@ on_log(void *user, int level, const char *line)
 	}
 	/* A full disk must not end the service. Report the first lost line, and the number of lost
 	 * lines when writing works again. */
-	errno = ENOSPC; /* reason to report if only a part of the line was written */
+	errno = ENOSPC; /* reason to report if only a part of the line is written */
 	if (write(l->fd, text, (size_t)n) != n) {
 		if (l->lost++ == 0)
 			fprintf(stderr,
@@ -143,7 +143,7 @@ reopen_files(Log *l, llmc_server *s, const char *keys)
 	}
 }
 
-/* Wait for a signal to stop, at most this long; true: one came. */
+/* Wait for a signal to stop, at most timeout_ms; true: a signal has come. */
 static bool
 stopped(Log *l, llmc_server *s, const char *keys, int timeout_ms)
 {
@@ -157,8 +157,8 @@ stopped(Log *l, llmc_server *s, const char *keys, int timeout_ms)
 	return n % HANGUP != 0;
 }
 
-/* Wait until a signal to stop. False: ranks of the model are lost. /health has reported that for a
- * while, so the supervisor can restart all ranks. */
+/* Wait until a signal to stop. False: ranks of the model are lost. /health then reports a failure,
+ * so that a supervisor can restart all ranks. */
 static bool
 serve_on(Log *l, llmc_server *s, const char *keys, bool ranks)
 {
@@ -208,13 +208,13 @@ prepare_process(void)
 	signal(SIGPIPE, SIG_IGN);
 }
 
-/* A server with its first model; the others are opened by requests. */
+/* A server with its first model; requests open the other models. */
 typedef struct ServeSession {
 	ServeArgs *a;
 	Log log;
 	char *key;          /* read from --api-key-file */
 	llmc_limits lim;    /* limits of the first model */
-	llmc_limits shared; /* limits of the others: 0 where each chooses its own */
+	llmc_limits shared; /* limits of the other models; 0: each model chooses its own */
 	llmc_model *m, *draft;
 	llmc_tower *tower; /* NULL: the model reads text only, or the server owns it */
 	llmc_engine *e;    /* NULL once the server owns it */
@@ -258,7 +258,7 @@ set_limits(ServeSession *v)
 	                                              : LLMC_DEFAULT_MARKS;
 }
 
-/* Open the vision tower on the model's device. Its messages go where those of the model go. */
+/* Open the vision tower on the model's device. Its messages go to the log of the model. */
 static llmc_status
 open_tower(ServeSession *v, llmc_error *err)
 {
@@ -306,7 +306,7 @@ open_models(ServeSession *v, llmc_error *err)
 	llmc_fitted fitted = LLMC_INIT(llmc_fitted);
 
 	set_limits(v);
-	if (!first) /* requests name those of a folder */
+	if (!first) /* no model to open: requests name models of a folder */
 		return LLMC_OK;
 	first->common.fit = lim;
 	llmc_status status = open_model(&first->common, first->path, false, &v->m, err);
@@ -322,7 +322,7 @@ open_models(ServeSession *v, llmc_error *err)
 		return status;
 	const bool alone = a->all.n == 1 && !a->so.models_dir && !a->so.models_pulled;
 	if (!alone && !a->kv_tokens &&
-	    !a->eo.max_batch_total_tokens) /* leave memory to the others */
+	    !a->eo.max_batch_total_tokens) /* leave memory to the other models */
 		lim->kv_tokens =
 		    (int64_t)lim->context *
 		    (lim->seqs < LLMC_DEFAULT_KV_CONTEXTS ? lim->seqs : LLMC_DEFAULT_KV_CONTEXTS);
@@ -408,7 +408,7 @@ open_server(ServeSession *v, llmc_error *err)
 	all->init[0].model = v->m;
 	all->init[0].engine = v->e;
 	all->init[0].tower = v->tower;
-	llmc_retain(v->m); /* reference of the table */
+	llmc_retain(v->m); /* the server's table of models holds this reference */
 	v->e = NULL;
 	v->tower = NULL;
 	return llmc_serve_open_models(all->init, (int32_t)all->n, &v->a->so, &v->s, err);
@@ -450,7 +450,7 @@ serve_until_stopped(ServeSession *v)
 	if (!serve_on(&v->log, v->s, a->so.keys, v->info.ranks > 1))
 		return EXIT_MACHINE;
 	if (a->leave_s > 0) {
-		stops_at_once++; /* the second one ends this phase only */
+		stops_at_once++; /* from now on a second signal ends only the draining */
 		if (!a->c.quiet)
 			fprintf(stderr,
 			        "llmc: draining: /health returns 503, requests are accepted for "

@@ -1,4 +1,4 @@
-/* llmc tokenize: convert text to ids and back. */
+/* llmc tokenize: converts text to token ids and back. */
 #include <stdlib.h>
 #include <string.h>
 

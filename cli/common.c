@@ -1,4 +1,4 @@
-/* Helpers of several commands: messages, opening, small parsers. */
+/* Helpers of several commands: messages, opening files, small parsers. */
 #include <errno.h>
 #include <limits.h>
 #include <signal.h>
@@ -69,7 +69,7 @@ print_generated(const char *s, size_t n)
 	} else {
 		for (size_t len; n > 0; s += len, n -= len) {
 			const int32_t cp = utf8_next(s, n, &len);
-			if (cp < 0) /* bytes beyond ASCII may be controls of the terminal, too */
+			if (cp < 0) /* not UTF-8: such bytes may control the terminal, too */
 				fputs("\xEF\xBF\xBD", stdout);
 			else if (is_terminal_control(cp))
 				putchar('?');
@@ -91,7 +91,8 @@ complain(const char *fmt, ...)
 	va_start(ap, fmt);
 	vsnprintf(text, sizeof text, fmt, ap);
 	va_end(ap);
-	utf8_make_printable(text, true); /* names of files and words of servers are in it */
+	/* the message may quote names of files and answers of servers */
+	utf8_make_printable(text, true);
 	fprintf(stderr, "%s%s\n", colour_on(stderr) ? "\033[31mllmc:\033[0m " : "llmc: ", text);
 }
 
@@ -138,7 +139,7 @@ params_of(const Sampling *s)
 	p.size = sizeof p;
 	p.speculate = s->p.speculate > 0 ? s->p.speculate : -1;
 	p.stop = s->stop.v;
-	/* "none" alone: no string at all, as in llama.cpp */
+	/* "none" alone means no strings at all, as in llama.cpp */
 	if (s->breakers.n == 1 && !strcmp(s->breakers.v[0], "none"))
 		p.dry_sequence_breakers = (const char *const *)&s->breakers.v[1];
 	else

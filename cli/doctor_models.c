@@ -1,5 +1,6 @@
-/* Descriptions of configs/ are part of the library. Each is planned without weights, as stored and
- * quantised, and compared with the free memory. */
+/* Checks which descriptions of configs/ fit this machine. They are part of the library. Each is
+ * planned without weights, as stored and quantised, and the plan is compared with the free
+ * memory. */
 #include "cli/doctor_models.h"
 
 #include <stdlib.h>
@@ -9,7 +10,7 @@
 #include "base/embed.h"
 #include "cli/cli.h"
 
-/* Return the NAME of configs/NAME.yaml, or NULL: another file. */
+/* Return NAME for configs/NAME.yaml; NULL for another file. */
 static const char *
 model_name(const char *path, char name[64])
 {
@@ -23,7 +24,8 @@ model_name(const char *path, char name[64])
 	return name;
 }
 
-/* Plan a description in a form. Returns an object, or NULL if there is no such form. */
+/* Plan a description as stored (quantize NULL) or quantised. Returns an object; NULL if this is not
+ * possible. */
 static json_t *
 plan_form(const char *path, const char *quantize, double *params)
 {

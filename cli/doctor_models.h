@@ -4,10 +4,10 @@
 
 #include <jansson.h>
 
-/* Return an array with one object per description: name, params, and under "stored" and "q4_k" the
- * bytes of the weights and the positions of one sequence that fit with them now (0: the model does
- * not fit). A form that the description cannot have is absent. NULL: out of memory, or no folder
- * for temporary files. */
+/* Return an array with one object per description: "name", "params", and two objects "stored" and
+ * "q4_k". Each has the bytes of the weights, and the number of positions of one sequence that fit
+ * with them now (0: the model does not fit). An object is absent if the description cannot have
+ * that form. NULL: out of memory, or there is no folder for temporary files. */
 json_t *doctor_models(void);
 void doctor_models_print(const json_t *models);
 

@@ -1,5 +1,5 @@
-/* Options of llama.cpp and vLLM that users type out of habit: another spelling of an option of
- * llmc, or an explanation. */
+/* Options of llama.cpp and vLLM that users type out of habit. Each is another spelling of an option
+ * of llmc, or gets an explanation. */
 #include <string.h>
 
 #include "base/nearest.h"

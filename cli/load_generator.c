@@ -2,8 +2,8 @@
  * they arrive.
  *
  * A connection writes its request and reads status line, headers and body. The body is chunked, of
- * a given length, or ends with the connection. A streamed response consists of lines "data: {...}",
- * each a part of the output with the time of its arrival. */
+ * a given length, or ends with the connection. A streamed response consists of lines "data: {...}";
+ * each is a part of the output, and its time of arrival is recorded. */
 #include "base/clock.h"
 #include "cli/load_generator.h"
 
@@ -175,7 +175,7 @@ start(LoadRun *l, LoadRequest *r, char why[200])
 	return true;
 }
 
-/* Parse one event of a streamed response, or the whole of a response that is not streamed. */
+/* Parse one event of a streamed response, or a whole response that is not streamed. */
 static void
 take_json(LoadRun *l, LoadRequest *r, const char *text, size_t n)
 {

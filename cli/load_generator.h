@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 typedef struct LoadTarget {
-	char host[256], port[8], path[512]; /* path: of the route, such as "/v1/completions" */
+	char host[256], port[8], path[512]; /* path: path of the route, such as "/v1/completions" */
 } LoadTarget;
 
 /* Parse a URL such as "http://127.0.0.1:8080", which may have a path before /v1; false: not a
@@ -16,15 +16,17 @@ typedef struct LoadTarget {
 bool load_target(const char *url, const char *route, LoadTarget *out);
 
 /* Return the body of a GET as a string that the caller frees; NULL with a sentence in why. The
- * answer must be complete within `timeout` seconds, and within 20. */
+ * answer must be complete within `timeout` seconds, at most 20. */
 char *load_get(const LoadTarget *t, const char *path, const char *api_key, double timeout,
                char why[200]);
 
 typedef struct LoadRequest {
-	double at;  /* due time, seconds after the start; with `clients` only the order counts */
+	/* due time, in seconds after the start; with `clients` only the order of the times
+	 * matters */
+	double at;
 	char *body; /* JSON */
 	size_t size;
-	/* results, seconds after the start */
+	/* results, in seconds after the start */
 	double sent, first, last, end;
 	double *token_at; /* [n_token] arrival times of the parts of the output */
 	int32_t n_token, cap;
@@ -37,13 +39,13 @@ typedef struct LoadRequest {
 typedef struct LoadOptions {
 	const LoadTarget *target;
 	const char *api_key; /* NULL: none */
-	/* > 0: concurrent clients, each sends its next request after the last response; 0: send at
-	 * the due times */
+	/* > 0: number of concurrent clients, each of which sends its next request when its last one
+	 * is answered; 0: requests are sent at their due times */
 	int clients;
 	double timeout; /* seconds per request */
 	void (*progress)(void *user, size_t done, size_t running);
 	void *user;
-	bool (*stop)(void); /* polled often; true ends the run */
+	bool (*stop)(void); /* called often; true ends the run */
 } LoadOptions;
 
 /* Run all requests; results are in their structs. False with a sentence in why: none could be

@@ -1,4 +1,4 @@
-/* llmc: run a subcommand. */
+/* llmc: runs a subcommand. */
 #include <string.h>
 #include <unistd.h>
 
@@ -35,7 +35,7 @@ help(FILE *f)
 	        "  llmc compile configs/llama2-70b.yaml\n");
 }
 
-/* Commands of other tools, and the way to the same end */
+/* Commands of other tools, with the equivalent in llmc */
 static const struct {
 	const char *name, *advice;
 } foreign[] = {
@@ -104,7 +104,7 @@ main(int argc, char **argv)
 	}
 	const bool asks_help = !strcmp(argv[1], "help");
 	const Command *c = asks_help && argc > 2 ? command_find(argv[2]) : command_find(argv[1]);
-	if (asks_help && c) { /* llmc help run */
+	if (asks_help && c) { /* as in `llmc help run` */
 		char *help_argv[] = { argv[2], "--help", NULL };
 		return run_command(c, 2, help_argv);
 	}

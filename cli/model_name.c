@@ -1,4 +1,4 @@
-/* Models by name on the command line: download with a progress bar. */
+/* Models by name on the command line: downloads them with a progress bar. */
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -14,9 +14,9 @@ typedef struct ProgressBar {
 	const char *name;
 	bool quiet, tty;
 	double begun, drawn, measured;
-	int64_t received; /* at `measured` */
+	int64_t received; /* bytes received at the time `measured` */
 	double rate;      /* bytes per second, smoothed */
-	bool noted;       /* a note was printed; once per pull where there is no terminal */
+	bool noted;       /* a note was printed; without a terminal only one per pull */
 	bool downloaded;
 } ProgressBar;
 

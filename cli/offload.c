@@ -1,5 +1,5 @@
-/* --offload, --n-cpu-moe, --override-tensor: overrides of placement, which divides a model between
- * a GPU and the CPU. */
+/* --offload, --n-cpu-moe and --override-tensor: converts them to overrides of `placement`, which
+ * divides a model between a GPU and the CPU. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Open the model of a command line: options, names of models, limits. */
+/* Opens the model of a command line: options, names of models, limits. */
 #include <limits.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -31,7 +31,8 @@ follow_rank_0(llmc_model *m)
 	llmc_info(m, &info);
 	if (info.rank == 0)
 		return;
-	signal(SIGINT, SIG_IGN); /* rank 0 drains and then ends all ranks */
+	/* ignore the signal: rank 0 lets requests finish and then ends all ranks */
+	signal(SIGINT, SIG_IGN);
 	signal(SIGTERM, SIG_IGN);
 	llmc_status s = llmc_follow(m, &err);
 	int code = s == LLMC_OK ? 0 : fail_with(&err);
@@ -54,7 +55,8 @@ fit(void *user, const llmc_model *m, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Refuse a model on two devices before anything is allocated. The choice is made when it is open.
+/* Refuse a model on two devices that does not fit, before anything is allocated. Limits are chosen
+ * later, when it is open.
  */
 static llmc_status
 check_two(void *user, const llmc_model *m, llmc_error *err)
@@ -68,7 +70,8 @@ check_two(void *user, const llmc_model *m, llmc_error *err)
 	           : LLMC_OK;
 }
 
-/* A GPU is opened with the model, and refuses weights that do not fit by itself. */
+/* Is the model on a GPU? Opening it then opens the GPU, which itself refuses weights that do not
+ * fit. */
 static bool
 on_gpu(const Common *c)
 {
@@ -152,7 +155,7 @@ options_of(const Common *c, bool no_weights, OpenOptions *out, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* For --offload auto: compile the model without weights, choose, and report the choice. */
+/* For --offload auto: compile the model without weights, choose the placement, and report it. */
 static llmc_status
 choose_offload(Common *c, const char *path, llmc_error *err)
 {

@@ -1,4 +1,4 @@
-/* Parse command lines by a table of options, and print help from the same table. */
+/* Parses command lines by a table of options, and prints help from the same table. */
 #include <errno.h>
 #include <math.h>
 #include <setjmp.h>
@@ -34,8 +34,8 @@ list_add(List *l, const char *value)
 	return true;
 }
 
-/* Spelling of an option on the command line. Rows of LLMC_SAMPLING_OPTIONS have names of C fields,
- * so '_' becomes '-'. */
+/* Return the spelling of an option on the command line. Rows of LLMC_SAMPLING_OPTIONS have names of
+ * C fields, in which '_' becomes '-'. */
 const char *
 opt_dashed(const char *name, char buf[OPT_NAME_SIZE])
 {
@@ -45,7 +45,8 @@ opt_dashed(const char *name, char buf[OPT_NAME_SIZE])
 	return buf;
 }
 
-/* Write the default of a number whose help text does not give one: the value before parsing. */
+/* Write the default of a number, which is its value before parsing, if the help text does not give
+ * it. */
 void
 opt_default_text(const Opt *o, char buf[OPT_DEFAULT_SIZE])
 {
@@ -210,7 +211,7 @@ find(const Opt *opt, size_t n_opt, const char *name, size_t len, char letter)
 	char own[64], typed[64], given[64];
 
 	snprintf(typed, sizeof typed, "%.*s", (int)len, name ? name : "");
-	opt_dashed(typed, given); /* --max_tokens is --max-tokens */
+	opt_dashed(typed, given); /* --max_tokens counts as --max-tokens */
 	for (size_t i = 0; i < n_opt; i++) {
 		if (opt[i].kind == OPT_GROUP)
 			continue;
@@ -258,14 +259,15 @@ unknown(const Command *cmd, const Opt *opt, size_t n_opt, const char *a)
 	const bool is_long = a[1] == '-';
 	const char *near = opt_nearest(opt, n_opt, opt_dashed(typed + 1 + is_long, name));
 	if (!is_long && (strlen(name) < 4 || !near || strcmp(near, name) != 0))
-		near = NULL; /* one dash too few is the only mistake that is clear */
+		near = NULL; /* after a single dash, suggest an option only if a dash is missing */
 	if (is_long && !near && nearest_text(name, (const char *const[]){ "help" }, 1))
 		near = "help";
 	const ForeignOption *h = is_long && !near ? foreign_option_nearest(name) : NULL;
 	if (h) {
 		const bool is_model = !strcmp(h->own, OPT_MODEL) || !strcmp(h->own, OPT_HUB_MODEL);
 		if (is_model || h->advice || find(opt, n_opt, h->own, strlen(h->own), 0))
-			near = h->spelled + 2; /* else this command has no such option */
+			/* without an equivalent in this command there is no suggestion */
+			near = h->spelled + 2;
 	}
 	if (!near)
 		exit(opt_usage_error(cmd, "%s: no such option", a));
@@ -273,12 +275,12 @@ unknown(const Command *cmd, const Opt *opt, size_t n_opt, const char *a)
 	exit(EXIT_INPUT);
 }
 
-/* An option as typed: its row, and the value that is attached to it */
+/* An option as typed: its row, and the value attached to it */
 typedef struct TypedOption {
 	const Opt *opt;
-	const char *value; /* NULL: the next argument */
+	const char *value; /* attached value; NULL: the value is the next argument */
 	bool model;        /* the value is the MODEL argument; opt is NULL */
-	bool hub;          /* ... a repository without the hf: of its name */
+	bool hub;          /* with `model`: the value is a repository without the prefix hf: */
 } TypedOption;
 
 static bool
@@ -318,7 +320,7 @@ look_up(const Command *cmd, const Opt *opt, size_t n_opt, const char *a)
 	return (TypedOption){ .opt = letter, .value = a + 2 };
 }
 
-/* Reader of option tables that opt_describe has set; NULL fn: commands run */
+/* Receiver of an option table, set by opt_describe; fn NULL: commands run normally */
 static struct {
 	opt_table_fn fn;
 	void *user;
@@ -339,7 +341,8 @@ opt_describe(const Command *cmd, opt_table_fn fn, void *user)
 	snprintf(name, sizeof name, "%s", cmd->name);
 	describe.fn = fn;
 	describe.user = user;
-	/* A command holds no resource when it calls opt_parse, so nothing is lost by the jump. */
+	/* opt_parse jumps back here. A command holds no resource when it calls opt_parse, so the
+	 * jump leaks nothing. */
 	if (setjmp(describe.back) == 0)
 		cmd->run(1, (char *[]){ name, NULL });
 	describe.fn = NULL;
@@ -349,7 +352,7 @@ opt_describe(const Command *cmd, opt_table_fn fn, void *user)
 static const char *
 hub_name(const char *repo)
 {
-	static List kept; /* until the process ends */
+	static List kept; /* kept until the process ends */
 	size_t cap = strlen(repo) + 4;
 	char *name = malloc(cap);
 

@@ -1,4 +1,4 @@
-/* llmc plan --html: write the plan as one self-contained page, cli/plan.html with its data as
+/* llmc plan --html: writes the plan as one self-contained page: cli/plan.html with the data as
  * JSON. */
 #include <errno.h>
 #include <limits.h>

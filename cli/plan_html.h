@@ -4,10 +4,10 @@
 
 #include "cli/cli.h"
 
-/* Write the page to path ("-": standard output). folder: artifact whose kernel sources it shows;
+/* Write the page to path ("-": standard output). folder: artifact with the kernel sources to show;
  * gpu NULL: no predictions. */
 llmc_status plan_html(const char *path, const llmc_model *m, const llmc_memory *mem,
                       const llmc_gpu *gpu, const char *folder, llmc_error *err);
-void plan_html_forget(const char *folder); /* remove a folder that was made only for the page */
+void plan_html_forget(const char *folder); /* removes a folder that was created only for the page */
 
 #endif

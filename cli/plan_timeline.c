@@ -1,5 +1,6 @@
-/* llmc plan --timeline: a model of a decode step of one row on a GPU, op by op: reading, the wait
- * until the next op reads, bytes in flight meanwhile, idle SMs. It is arithmetic on the plan.
+/* llmc plan --timeline: computes a timeline of a decode step of one row on a GPU, from the plan
+ * alone. For each op it has the reading, the wait until the next op reads, the bytes in flight
+ * meanwhile, and the idle SMs.
  *
  *   reading   weights and cache over the rate; the largest CTA's share if groups divide unevenly
  *   wait      from the last byte to the first load of the next kernel
@@ -14,19 +15,22 @@
 #include "base/json.h"
 #include "cli/plan_timeline.h"
 
-static const double RATE = 0.84,    /* share of the data sheet's bandwidth */
-    WAIT = 2.8, WAIT_BLOCKS = 5.8,  /* us after a GEMV; the next one's prologue of block formats */
-    WAIT_EXPERTS = 6.0,             /* us: experts load nothing before their wait */
-    ATTENTION = 2.8, LATENT = 8.5,  /* us besides the cache; latents: one tile of 64 positions */
-    LATENT_TILE = 1.5, ROUTE = 6.0, /* us per further tile; selection of experts */
-    STEP = 30;                      /* us to sample and to begin the next step */
-enum { RING_KB = 88 };              /* in flight per SM while a GEMV reads */
+static const double RATE = 0.84, /* share of the data sheet's bandwidth */
+    /* us: wait after a GEMV; wait if the next GEMV has a prologue for block formats */
+    WAIT = 2.8, WAIT_BLOCKS = 5.8,
+                    WAIT_EXPERTS = 6.0, /* us: wait before experts, which prefetch nothing */
+    /* us in addition to reading the cache; latent attention: with one tile of 64 positions */
+    ATTENTION = 2.8, LATENT = 8.5,
+                    /* us: each further tile of latent attention; selection of experts */
+    LATENT_TILE = 1.5, ROUTE = 6.0, STEP = 30; /* us: sampling and the beginning of the next step */
+enum { RING_KB = 88 };                         /* KB in flight per SM while a GEMV reads */
 
 typedef struct Task {
 	const char *op;
-	int layer, idle;                           /* SMs without work */
-	double bytes, read_us, wait_us, in_flight; /* in_flight: prefetched bytes at its end */
-	double before_us, saved_us; /* start without prefetch; reading that it saves */
+	int layer, idle; /* SMs without work */
+	/* in_flight: prefetched bytes at the end of the op */
+	double bytes, read_us, wait_us, in_flight;
+	double before_us, saved_us; /* start without prefetch; reading time that prefetch saves */
 } Task;
 
 static double
@@ -47,7 +51,7 @@ tensor_of(const json_t *plan, const char *id)
 	return NULL;
 }
 
-/* Add the elements of a step's matrices: of stacks of experts only the selected share. */
+/* Add the elements of a step's matrices: of stacked experts only the selected share. */
 static void
 add_elements(const json_t *plan, const json_t *step, double *all, double *used, bool *blocks)
 {
@@ -72,7 +76,7 @@ add_elements(const json_t *plan, const json_t *step, double *all, double *used, 
 	}
 }
 
-/* Return the largest CTA's share of groups of 8 rows over the mean. */
+/* Return the groups of 8 rows of the CTA with most of them, divided by the mean over CTAs. */
 static double
 cta_imbalance(const json_t *step, const json_t *plan, int sms)
 {
@@ -128,8 +132,8 @@ task_of(const json_t *plan, const json_t *step, const llmc_gpu *gpu, int32_t pos
 	return t;
 }
 
-/* Take off each reading what earlier steps prefetched of it in their waits. Reads from L2 count as
- * free, so this is an upper bound. */
+/* Subtract from each reading the bytes that were prefetched during earlier waits. Reads from L2
+ * count as free, so the gain is an upper bound. */
 static void
 apply_prefetch(const json_t *steps, Task *task, size_t n, const llmc_gpu *gpu)
 {
@@ -138,7 +142,7 @@ apply_prefetch(const json_t *steps, Task *task, size_t n, const llmc_gpu *gpu)
 	for (size_t i = 0; i < n; i++) {
 		const json_t *f, *arg;
 		size_t k, a;
-		/* attention and routing leave memory idle as long as they take */
+		/* during attention and routing the memory is idle */
 		double free_us = task[i].wait_us + (task[i].idle > 0 ? task[i].read_us : 0);
 		json_array_foreach (json_object_get(json_array_get(steps, i), "prefetch"), k, f) {
 			const char *id = json_string_value(json_object_get(f, "tensor"));

@@ -1,4 +1,4 @@
-/* Defaults of sampling options: the model's advice, and a fresh seed. */
+/* Defaults of sampling options: values that the model recommends, and a fresh seed. */
 #include <string.h>
 
 #include "base/random.h"
@@ -39,5 +39,5 @@ sampling_advice(const llmc_model *m, Sampling *s, bool use, bool quiet)
 uint64_t
 fresh_seed(void)
 {
-	return random_u64() >> 32; /* short enough to type */
+	return random_u64() >> 32; /* 32 bits: short enough to type */
 }

@@ -1,4 +1,4 @@
-/* Models of llmc serve: convert command line options to llmc_serve_model. */
+/* Models of llmc serve: converts command line options to llmc_serve_model. */
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -7,8 +7,8 @@
 #include "base/text.h"
 #include "cli/serve_models.h"
 
-/* Split NAME=PATH at the first '='. It is all path if a '/' comes before the '=' or a file has the
- * whole as its name. */
+/* Split NAME=PATH at the first '='. The whole string is a path if a '/' comes before the '=', or if
+ * it is the name of a file. */
 static const char *
 split(const char *text, char **name)
 {
@@ -21,7 +21,7 @@ split(const char *text, char **name)
 	return text + n + 1;
 }
 
-/* Log of engines that open while the server runs: only warnings go to the log of requests. */
+/* Log of engines that open while the server runs: only warnings are written to the request log. */
 static void
 warnings(void *user, int level, const char *line)
 {
@@ -50,7 +50,8 @@ add(ServeModels *all, const Common *c, const char *text)
 	return m;
 }
 
-/* Return what follows hf:, hf.co/ or huggingface.co/ in a name; NULL: another string. */
+/* Return the part of a name after hf:, hf.co/ or huggingface.co/; NULL: the name has none of these
+ * prefixes. */
 static const char *
 repo_of(const char *name)
 {

@@ -18,7 +18,7 @@ typedef struct ServeModels {
 	ServeModel **model;
 	size_t n;
 	llmc_serve_model *init; /* [n] after serve_models_init */
-	/* options of models that the server was not started with */
+	/* options of models that the command line does not name */
 	ServeModel found;
 	llmc_serve_model found_init;
 	llmc_log_fn log; /* receives warnings while the server runs */
@@ -29,9 +29,9 @@ typedef struct ServeModels {
 int serve_models(const Command *cmd, const Common *c, const char *first, const List *more,
                  const List *loras, const char *model_name, ServeModels *all);
 /* Fill all->init and all->found_init for llmc_serve_open_models; all models share the options.
- * first: limits of the first model and of adapters in its slots; others: those of the other models,
- * 0 where each chooses its own. slots: the first model has adapter slots. `all` must not move until
- * the server is closed. */
+ * first: limits of the first model and of adapters in its slots; others: limits of the other
+ * models, where 0 lets each model choose. slots: the first model has adapter slots. `all` must not
+ * move until the server is closed. */
 llmc_status serve_models_init(ServeModels *all, const llmc_engine_options *eo,
                               const llmc_limits *first, const llmc_limits *others, bool slots,
                               llmc_error *err);

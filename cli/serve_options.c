@@ -178,7 +178,7 @@ static Opt opt[] = {
 };
 enum { N_OPT = sizeof opt / sizeof *opt };
 
-/* Change the help of common options that mean more, or default to more, in a server. */
+/* Change the help of common options that have another meaning or default in a server. */
 static void
 adapt_common(void)
 {
@@ -237,12 +237,12 @@ check(const Command *cmd, ServeArgs *a)
 	return 0;
 }
 
-/* Without a model on the command line: those of --models-dir and --models-pulled, else those that
- * were downloaded, if there are any. */
+/* For a command line without a model: serve the models of --models-dir and --models-pulled, else
+ * the downloaded models, if there are any. */
 static int
 without_model(const Command *cmd, ServeArgs *a)
 {
-	char none[8] = ""; /* holds "[]" and no more */
+	char none[8] = ""; /* has space for "[]" only: a longer list does not fit */
 	size_t need = 0;
 	llmc_error err;
 

@@ -7,16 +7,17 @@
 typedef struct ServeArgs {
 	Common c;
 	llmc_serve_options so;  /* timeouts, log and engine are filled in by the command */
-	llmc_engine_options eo; /* likewise limits, log and draft model */
+	llmc_engine_options eo; /* limits, log and draft model are filled in by the command */
 	int32_t speculate;
 	int32_t slots, rank; /* --lora-slots, --lora-rank */
 	char slots_set[40], rank_set[40];
 	const char *sampling, *config, *key_file, *log_file, *model_name, *special, *additional;
-	List models, set_models, loras; /* set_models: of the file or the environment */
+	/* set_models: models of the configuration file or the environment */
+	List models, set_models, loras;
 	int64_t kv_tokens, image_cache;
 	bool no_images, no_image_cache;
 	float header_s, body_s, idle_s, request_s, drain_s, leave_s, sleep_s;
-	char **argv; /* merged arguments */
+	char **argv; /* arguments merged from all sources */
 	ServeModels all;
 } ServeArgs;
 

@@ -1,6 +1,6 @@
 /* Settings of a long-running command from three sources, weakest first: a YAML file, environment
- * variables, the command line. The first two become options before the real ones, so all are parsed
- * and checked in the same way. */
+ * variables, the command line. Settings of the first two are inserted as options before those of
+ * the command line, so all are parsed and checked in the same way. */
 #include <ctype.h>
 #include <errno.h>
 #include <stdlib.h>
@@ -181,7 +181,7 @@ settings_merge(const char *prefix, const Opt *opt, size_t n_opt, int argc, char 
 	const char *config = NULL;
 	char name[128];
 
-	if (opt_describing()) /* the table does not depend on the user's settings */
+	if (opt_describing()) /* opt_describe needs only the table, not the user's settings */
 		return argv;
 	snprintf(name, sizeof name, "%sCONFIG", prefix);
 	config = getenv(name);

@@ -1,4 +1,5 @@
-/* Generate tokens for run and chat: by a session, or by an engine if there is a draft model. */
+/* Generates tokens for run and chat: with a session, or with an engine if there is a draft
+ * model. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -95,7 +96,7 @@ llmc_status
 token_source_run(TokenSource *s, const int32_t *tok, size_t n_tok, const llmc_params *p,
                  llmc_token_fn on_token, void *user, llmc_result *res, llmc_error *err)
 {
-	enum { POLL_MS = 100 }; /* poll for interrupts this often, ms */
+	enum { POLL_MS = 100 }; /* ms between two checks for an interrupt */
 	llmc_request r = LLMC_INIT(llmc_request);
 	llmc_event ev = LLMC_INIT(llmc_event);
 	bool over = false;

@@ -46,7 +46,7 @@ awq_readers(const Plan *plan, int i, const char **weight, const char *name[AWQ_R
 	for (int k = 0; k < ph->n_step; k++)
 		for (int a = 0; k != i && a < ph->step[k].n_arg; a++)
 			if (is_ref(&ph->step[k].arg[a], REF_TENSOR, own))
-				return 0; /* another step uses the same weights */
+				return 0; /* not if another step uses the same weights */
 	for (int k = i + 1; k < ph->n_step; k++) {
 		const PlanStep *s = &ph->step[k];
 		bool made = false;

@@ -9,9 +9,9 @@
 
 enum { AWQ_READERS = 8 };
 
-/* Finds the checkpoint tensors that multiply the output of step i of the unfused plan, a norm.
- * Returns their number; 0: step i is not such a norm, or its output has other readers, or the
- * tensors cannot take factors. *weight: the norm's weight. */
+/* Finds the checkpoint tensors of the matrices that read the output of step i of the unfused plan,
+ * which must be a norm. Returns their number; 0: step i is not a norm, or other ops read its
+ * output, or the tensors cannot take factors. *weight: the norm's weight. */
 int awq_readers(const Plan *plan, int i, const char **weight, const char *name[AWQ_READERS]);
 
 typedef struct AwqMatrix {
@@ -21,9 +21,9 @@ typedef struct AwqMatrix {
 } AwqMatrix;
 
 /* Computes factors s [cols] for matrices that share their input; importance: mean squares of that
- * input. Of the candidates importance ^ (a/2), a from 0 (all 1) to just below 1, it selects the one
- * with the least output error, where each matrix counts relative to its energy. Results do not
- * depend on the number of threads. false: out of memory */
+ * input. The candidates are importance ^ (a/2), with a from 0 (all factors 1) to just below 1. The
+ * one with the least output error is selected; errors of a matrix count relative to its energy.
+ * Results do not depend on the number of threads. false: out of memory */
 bool awq_factors(const AwqMatrix *m, int n, int64_t cols, const float *importance, Threads *threads,
                  float *s);
 

@@ -108,9 +108,9 @@ sum_of(const BudgetState *b)
 	return sum;
 }
 
-/* Repeatedly makes the change of one matrix that saves the most error per byte and still fits,
- * until none does. It may skip choices above the convex hull: the steepest of all larger choices is
- * the next corner of the hull. */
+/* Repeatedly changes the type of the matrix that saves the most error per added byte and still
+ * fits, until no change fits. Each step goes to the next corner of the convex hull, which is the
+ * steepest of all larger choices, so it skips choices above the hull. */
 static void
 fill(BudgetState *b, int64_t room)
 {
@@ -137,8 +137,8 @@ fill(BudgetState *b, int64_t room)
 	}
 }
 
-/* Starts from the smallest types, and from each type for all matrices that fits; returns the best
- * result. */
+/* Runs fill from several starts: the smallest types, and each single type that fits for all
+ * matrices. Keeps the best result. */
 static bool
 solve(BudgetState *b, int64_t room, int *best)
 {

@@ -3,8 +3,8 @@
  *
  * The error of a matrix is the relative energy lost in its outputs, E |(v - w) x|^2 / E |w x|^2,
  * with |x| = 1 and uncorrelated columns, measured on sampled rows. The selection minimises the sum
- * of cost times error: it follows the convex hull over bytes by error saved per byte, then uses the
- * remaining space. */
+ * of cost times error. It follows the convex hull of error over bytes, then uses the remaining
+ * bytes. */
 #ifndef LLMC_QUANT_BUDGET_H
 #define LLMC_QUANT_BUDGET_H
 

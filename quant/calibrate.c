@@ -11,7 +11,7 @@ typedef struct StageCapture {
 	const PlanStep *step; /* first step that reads it */
 	int buffer, segment;
 	int chosen;        /* buffer with the selected experts per row; -1: none */
-	int64_t room;      /* capacity of in.row in rows */
+	int64_t room;      /* capacity of in.row, in rows */
 	bool squared;      /* squares were gathered by an earlier run */
 	float *x;          /* [rows][cols] of the current forward pass */
 	int32_t *ids;      /* [rows][top_k] for MoE */
@@ -136,7 +136,7 @@ find_cuts(Calibration *c, Arena *a)
 		for (int k = 0; k < s->n_arg; k++) {
 			const PlanRef *r = &s->arg[k];
 			if (r->kind == REF_BUFFER && !out[k] &&
-			    made[r->index]) /* no step writes scratch */
+			    made[r->index]) /* not if no step writes it: then it is scratch */
 				live[r->index] = true;
 			if (r->kind == REF_POOL) {
 				open += !used[r->index][r->layer_slot];
@@ -204,7 +204,8 @@ calibration_new(const Plan *plan, Arena *a)
 		int x, w[2], n = matrices(s, &x, w);
 		if (n && s->arg[x].kind == REF_BUFFER) {
 			const bool mixture =
-			    /* a separate input, even if other steps read the same value */
+			    /* an MoE layer gets an input of its own, even if other steps read the
+			     * same value */
 			    s->op == OP_moe_ffn;
 			int b = s->arg[x].index, at = mixture ? 0 : fresh[b];
 			if (!at) {
@@ -279,7 +280,8 @@ rows_room(StageCapture *in)
 	return true;
 }
 
-/* A step's input is still intact after the step: nothing overwrites it while it is read. */
+/* Called after each step; stores the step's input, which is still intact: a buffer is not
+ * overwritten while a step reads it. */
 static bool
 probe(void *user, const PlanStep *step, const char *value, Dtype dtype, void *data, int64_t rows,
       int64_t width)
@@ -542,7 +544,8 @@ calibration_release(Calibration *c)
 	c->at = 0;
 }
 
-/* Importance per expert from its own rows; an expert without rows uses that of all rows */
+/* Computes the importance per expert from its own rows; an expert without rows gets that of all
+ * rows */
 static void
 experts_imatrix(const CalibrationInput *in, const float *mean, Arena *a, Imatrix *out)
 {

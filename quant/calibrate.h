@@ -3,7 +3,7 @@
  *
  * A run that needs Hessians of some inputs stops after the last of them, at a boundary between
  * layers. It keeps the values that later steps read, per window, and the next run continues from
- * there. So the text passes through each layer once, whatever number of Hessians fits in memory. */
+ * there. So the text passes through each layer once, no matter how many Hessians fit in memory. */
 #ifndef LLMC_QUANT_CALIBRATE_H
 #define LLMC_QUANT_CALIBRATE_H
 
@@ -30,7 +30,7 @@ typedef struct CalibrationInput {
 	float *row;        /* [seen][cols] if hessian is set: the rows */
 	int32_t *chosen;   /* [seen][top_k] their experts */
 	int n_name;
-	const char **name; /* checkpoint tensors that multiply it */
+	const char **name; /* checkpoint tensors of the matrices that read it */
 } CalibrationInput;
 
 typedef struct Calibration Calibration;
@@ -49,8 +49,8 @@ int calibration_segment(const Calibration *c, int i);
 bool calibration_whole(const Calibration *c);
 /* Runs windows [n][width] of tokens through the session, whose chunk and n_out must fit. Gathers
  * squares once per input, and the requested Hessians. It stops after the last requested Hessian, or
- * at the end if there is none. It continues where the last run stopped, with the same windows, or
- * starts again if an input lies before that. progress returns false: E_CANCELLED. */
+ * at the end if there is none. It continues where the last run stopped, with the same windows; if a
+ * requested input comes before that, it starts again. progress returns false: E_CANCELLED. */
 llmc_status calibration_run(Calibration *c, Session *s, Threads *threads, const int32_t *tok,
                             int32_t n, int32_t width,
                             bool (*progress)(void *user, int32_t done, int32_t of), void *user,

@@ -15,7 +15,8 @@
 
 enum {
 	LOOK_WINDOWS = 4,
-	/* tokens for choosing types, if importance is given: for shares; for sensitivities */
+	/* text for choosing types, if importance is given: LOOK_WINDOWS windows for shares,
+	 * LOOK_TOKENS tokens for sensitivities */
 	LOOK_TOKENS = 128
 };
 
@@ -233,7 +234,8 @@ choose_by_error(QuantRun *r, llmc_error *err)
 	                        on_importance_window, job, err));
 	for (int k = 0; k < n; k++)
 		n_cost += cost[k].cost > 0, sum += cost[k].cost;
-	/* matrices that the text does not use (draft heads, for example) count like the others */
+	/* matrices that the text does not use, such as draft heads, get the mean cost of the
+	 * others */
 	for (int k = 0; k < n; k++)
 		m[k].cost = cost[k].cost > 0 ? cost[k].cost : n_cost ? sum / n_cost : 1;
 	TRY(budget_choose(m, n, job->bits, err));

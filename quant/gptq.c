@@ -25,7 +25,7 @@ typedef struct Factor {
 	Threads *threads;
 } Factor;
 
-/* Range of this part in 0 .. n, in whole vectors */
+/* Returns the start of a part's range in 0 .. n, in whole vectors */
 static int64_t
 share(int64_t n, int part, int n_parts)
 {
@@ -139,7 +139,7 @@ typedef struct GptqScratch {
 	BlockGrid *grid;  /* [TOGETHER][cols / block] */
 	float level[GRID_MAX][TOGETHER],
 	    hq[GRID_MAX][TOGETHER];  /* levels of a sub-block, and H times levels */
-	float more[TOGETHER][CHUNK]; /* correction of the chunk's columns from errors so far */
+	float more[TOGETHER][CHUNK]; /* corrections of the chunk's columns for the errors so far */
 } GptqScratch;
 
 /* Rounds a chunk of columns of one row */
@@ -199,7 +199,7 @@ refit_scales(const GptqRows *job, GptqScratch *scratch, int m, int64_t j, int su
 {
 	const int block = dtype_info(job->to)->block_elems;
 	const int64_t n = job->cols;
-	float by[GRID_MAX][TOGETHER] = { { 0 } }; /* change of the values */
+	float by[GRID_MAX][TOGETHER] = { { 0 } }; /* change of the elements' values */
 	double qq[TOGETHER] = { 0 }, q1[TOGETHER] = { 0 }, gq[TOGETHER] = { 0 },
 	       /* sums over H and the gradient with levels and ones */
 	    g1[TOGETHER] = { 0 }, one = 0;

@@ -11,8 +11,8 @@
 #include "formats/dtype.h"
 #include "runtime/threads/threads.h"
 
-/* h [n][n], lower triangle filled. Adds to each diagonal entry a share of itself, and fills the
- * upper triangle. The share is per column and not of the mean diagonal, so with little data
+/* Adds to each diagonal entry of h [n][n] a share of that entry, and fills the upper triangle from
+ * the lower one. Each entry gets a share of itself, not of the mean, so that with little data
  * rounding approaches importance-weighted rounding. Columns without inputs get the mean. */
 void gptq_damp(float *h, int64_t n, double damp);
 /* h becomes R_jj on the diagonal and R_ij / R_jj above it. */
@@ -25,7 +25,8 @@ typedef struct GptqRows {
 	int64_t rows, cols;
 	const float *h;    /* [cols][cols] result of gptq_factor */
 	const float *full; /* [cols][cols] H itself, both triangles; NULL: no further passes */
-	/* passes over the rounded rows, by column, that lower the loss by new codes and scales */
+	/* number of further passes over the rounded rows, which lower the loss by new codes and
+	 * scales */
 	int passes;
 } GptqRows;
 /* Rounds all rows. false: out of memory */

@@ -216,7 +216,7 @@ add_tiles(const Gram *g, Threads *threads, int part, const float *x, int64_t row
 				put(out[k], n, h, (i + k / 2) * GROUP, (j + k % 2) * GROUP);
 		}
 	tiles_end();
-	threads_barrier(threads); /* before any thread packs the next step */
+	threads_barrier(threads); /* wait before any thread packs the next step */
 }
 
 /* ---- dispatch ---- */

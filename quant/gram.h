@@ -1,6 +1,6 @@
-/* Adds X'X of rows of floats to a lower triangle: the Hessian of a layer. Computed in fp32, or with
- * AMX from rows rounded to bf16 (2^-9 per element, to nearest). AMX is four times as fast. Its
- * result is exactly X'X of the rounded rows, so no eigenvalue becomes negative. */
+/* Adds X'X of rows of floats to a lower triangle: the Hessian of a layer. The sum is computed in
+ * fp32, or with AMX from rows rounded to bf16 (relative error at most 2^-9). AMX is four times as
+ * fast. Its result is exactly X'X of the rounded rows, so no eigenvalue becomes negative. */
 #ifndef LLMC_QUANT_GRAM_H
 #define LLMC_QUANT_GRAM_H
 

@@ -104,8 +104,8 @@ put_shape(uint8_t *dst, int64_t rows, int64_t cols)
 	memcpy(dst, shape, sizeof shape);
 }
 
-/* Blocks pack columns c and c + 16 in a byte; a folder packs neighbours. Returns the codes, or with
- * scale first in the block skips it. */
+/* Repacks codes of a block: blocks pack columns c and c + 16 in a byte, a folder packs neighbouring
+ * columns. Returns the end of the output. */
 static uint8_t *
 neighbours(const uint8_t *q, int columns, uint8_t *dst)
 {

@@ -41,7 +41,7 @@ typedef struct QuantRun {
 	int64_t data_at; /* offset of the data in the file */
 	int fd;
 	FILE *done;
-	const char *partial, *done_path, *folder; /* folder: the one that contains partial */
+	const char *partial, *done_path, *folder; /* folder: folder that contains `partial` */
 	Imatrix own;                              /* result of calibration */
 	int64_t done_bytes;
 } QuantRun;
@@ -52,7 +52,7 @@ rows_of(const GgufTensor *t)
 	return t->dim[1] * t->dim[2] * t->dim[3];
 }
 
-enum { RUN_PASSES = 3 /* passes of gptq_rows; more gain little */ };
+enum { RUN_PASSES = 3 /* further passes of gptq_rows; more of them gain little */ };
 
 /* quant_run.c */
 QuantTensor *run_tensor(const QuantRun *r, const char *name); /* NULL: no tensor has the name */
@@ -66,7 +66,7 @@ void run_moe_layers(QuantRun *r);
 llmc_status run_experts(QuantRun *r, CalibrationInput *in, llmc_error *err);
 
 /* choose_types.c */
-/* Importance of a tensor, if the entry has the tensor's sizes */
+/* Returns the importance of a tensor if the entry has the tensor's sizes */
 const ImatrixEntry *run_importance(const QuantRun *r, const Imatrix *m, const GgufTensor *t);
 llmc_status run_choose_types(QuantRun *r, llmc_error *err);
 llmc_status run_choose_parts(QuantRun *r, llmc_error *err);

@@ -1,6 +1,6 @@
-/* Rounds matrices of experts with the rows that the router sends to each: one Hessian of an
- * expert's inputs for gate and up, one of their outputs for down. An expert with few rows is
- * rounded by importance only, since compensation would overfit. */
+/* Rounds matrices of experts by the rows that the router sends to each. An expert has two Hessians:
+ * of its inputs, for gate and up, and of the inputs of down. An expert with few rows is rounded by
+ * importance only, since compensation would overfit. */
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -34,7 +34,7 @@ typedef struct MoeLayer {
 	CalibrationInput *in;
 	int64_t cols[ROLES], rows[ROLES]; /* per expert */
 	ExpertMatrix *m[ROLES];           /* [n_experts]; NULL: layout not supported */
-	bool plain;                       /* no biases in between */
+	bool plain;                       /* there are no biases between the matrices */
 	float *x, *turned; /* inputs of one expert: [n][hidden], and transposed [hidden][n] */
 	float *y;          /* [n][width] inputs of down */
 	int64_t n;

@@ -147,8 +147,8 @@ bytes_of(const QuantRun *r, const CalibrationInput *in)
 	return 4 * in->cols * (in->experts ? (int64_t)r->job->n_window * r->job->width : in->cols);
 }
 
-/* Selects inputs whose Hessians are computed together: from the first missing one, as many as the
- * budget holds, in whole segments of the model. false: none is left. */
+/* Selects inputs whose Hessians are computed together: from the first missing Hessian on, as many
+ * as the memory limit allows, in whole segments of the model. false: none is left. */
 static bool
 next_group(QuantRun *r)
 {
@@ -192,8 +192,8 @@ quantise_group(QuantRun *r, llmc_error *err)
 		}
 		if (!in->h)
 			continue;
-		/* With few rows per column, correlations are uncertain. Unless the user sets
-		 * damping, it grows as data gets scarcer */
+		/* With few rows per column, correlations are uncertain, so the default damping
+		 * grows as data gets scarcer */
 		double damp = job->damp > 0
 		                  ? job->damp
 		                  : fmin(fmax(6.0 * (double)in->cols / (double)in->seen, .03), 1);
@@ -280,7 +280,7 @@ quantise_all(QuantRun *r, llmc_error *err)
 		run_moe_layers(r);
 		for (int i = 0; i < r->n; i++) {
 			QuantTensor *t = &r->t[i];
-			/* a tied embedding is also read by row */
+			/* not for a tied embedding, which is also read row by row */
 			if (t->input || !t->made || t->to == DT_NONE ||
 			    rows_of(t->in) != t->in->dim[1] ||
 			    strcmp(t->in->name, "token_embd.weight") == 0)

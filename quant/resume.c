@@ -15,7 +15,7 @@
 #include "formats/gguf_write.h"
 #include "formats/safetensors.h"
 
-/* Everything that the bytes of the result depend on */
+/* Returns a string with everything that the bytes of the result depend on */
 static const char *
 identity(QuantRun *r)
 {
@@ -72,7 +72,7 @@ put(const QuantRun *r, const void *data, int64_t n, int64_t at, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Returns whether a listed tensor is in the file: its checksum must match. */
+/* Returns whether a tensor of the list is complete in the file, by its checksum. */
 static bool
 still_there(const QuantRun *r, const QuantTensor *t, uint64_t sum)
 {
@@ -179,7 +179,7 @@ run_finish(QuantRun *r, llmc_error *err)
 		unlink(r->done_path);
 		return LLMC_OK;
 	}
-	/* link fails if another program has created the name meanwhile, so no file is
+	/* link() fails if another program has created the name meanwhile, so no file is
 	 * overwritten */
 	if (link(r->partial, r->job->out) != 0) {
 		if (errno == EEXIST)

@@ -1,4 +1,4 @@
-/* Measures what errors in a matrix cost the model: adds noise like that of rounding to the output
+/* Measures the cost of errors in a matrix: adds noise, similar to that of rounding, to the output
  * of one matmul while sample text is processed. The cost is the KL divergence from the logits
  * without noise. */
 #ifndef LLMC_QUANT_SENSITIVITY_H

@@ -20,7 +20,7 @@
 typedef struct RowSource {
 	int32_t part;
 	int64_t at;
-} RowSource; /* row `at` of the model's tensor of a part */
+} RowSource; /* a row of the file: row `at` of the model's tensor of part `part` */
 
 typedef struct GgufWriter {
 	ConvertJob *job;
