@@ -30,7 +30,7 @@ typedef struct Shape {
 	int part_low, part_high; /* range of the multiples of d and m; 0, 0: one level */
 	const int8_t *level;
 	bool power; /* scale is half a power of two, stored as its exponent */
-	bool group; /* one of GROUP_DTYPES: scales are positive */
+	bool group; /* one of GROUP_DTYPES, whose scales are positive */
 	bool brain; /* scale is a bf16 */
 } Shape;
 
@@ -338,8 +338,8 @@ fit_two(const Shape *s, const float *x, const float *w, int n_sub, const BlockGr
         float *m)
 {
 	double a = 0, b = 0, c = 0, xa = 0,
-	       /* sums over all elements of (p q)^2, p q r, r^2, x p q, x r; r: multiple of m,
-	        * negated */
+	       /* sums over all elements of (p q)^2, p q r, r^2, x p q, x r, where p and -r are the
+	        * multiples of d and m, and q is the level */
 	    xc = 0;
 
 	for (int j = 0; j < n_sub; j++) {
@@ -377,7 +377,7 @@ choose_two_levels(const Shape *s, const float *x, const float *w, int n_sub, Blo
 			top = scale[j];
 		deep = fmaxf(deep, -base[j]);
 	}
-	/* the largest scale uses the end of the code range with more steps */
+	/* the largest scale uses the end of the range of multiples that has more steps */
 	float d = stored(top / (float)(s->part_low < 0 ? s->part_low : s->part_high)),
 	      m = stored(deep / (float)s->part_high);
 	BlockGrid best = *g;
@@ -426,7 +426,7 @@ choose_power(const Shape *s, const float *x, const float *w, float scale, BlockG
 	}
 }
 
-/* Stores scale and base of a one-level type, and keeps the values after rounding */
+/* Stores scale and base of a one-level type, and sets them to their rounded values */
 INSIDE void
 set_one(const Shape *s, BlockGrid *g, float scale, float base)
 {

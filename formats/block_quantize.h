@@ -1,8 +1,8 @@
 /* Quantises fp32 to blocks and searches for the scales. First it chooses the grid of a block (the
  * values that its stored scales can represent) for the least weighted squared error; then it rounds
  * elements to that grid. The two steps are separate functions, so that GPTQ's error compensation
- * can round to the same grid. quant_row (dequant.h) takes the range of a block instead: faster, but
- * less accurate. */
+ * can round to the same grid. quant_row (dequant.h) derives the scale from the range of a block
+ * instead, which is faster but less accurate. */
 #ifndef LLMC_FORMATS_BLOCK_QUANTIZE_H
 #define LLMC_FORMATS_BLOCK_QUANTIZE_H
 
@@ -18,7 +18,7 @@ typedef struct BlockGrid {
 	const int8_t *level; /* [high + 1], ascending; NULL: level = code */
 	float scale[GRID_SUBS], base[GRID_SUBS];
 	/* stored form */
-	uint16_t d, m; /* f16 bits: scale, and what is added or subtracted */
+	uint16_t d, m; /* f16 bits: scale, and the base that is added or subtracted */
 	int8_t part[GRID_SUBS], min_part[GRID_SUBS]; /* multiples of d and m per sub-block */
 } BlockGrid;
 
@@ -31,9 +31,9 @@ void grid_choose(Dtype d, const float *x, const float *w, BlockGrid *g);
 /* Returns the code whose value is nearest to x at element i */
 int grid_code(const BlockGrid *g, int i, float x);
 float grid_value(const BlockGrid *g, int i, int code);
-/* Sets the scale and base of sub-block k to the storable ones nearest to these, given the
- * block's d and m, plus part_step and min_step steps (types with one level have none). Returns
- * false if there are no such values. */
+/* Sets the scale and base of sub-block k to the nearest values that can be stored with the block's
+ * d and m, moved by part_step and min_step steps (0 for types with one level). Returns false if
+ * there are no such values. */
 bool grid_move(Dtype d, BlockGrid *g, int k, float scale, float base, int part_step, int min_step);
 /* Packs code [block_elems], each within low .. high, into the stored block */
 void grid_pack(Dtype d, const BlockGrid *g, const int8_t *code, void *block);

@@ -1,6 +1,6 @@
-/* Stored elements to fp32. The order of operations is ggml's (multiply the scales, then times q,
- * then minus the min), so results match its reference bit for bit. Compiled without FP contraction
- * for the same reason. */
+/* Converts stored elements to fp32. The order of operations is that of ggml: multiply the scales,
+ * multiply by q, subtract the min. So results equal ggml's reference bit for bit; this is also why
+ * the file is compiled without FP contraction. */
 #include "formats/dequant.h"
 
 #include <math.h>
@@ -32,15 +32,15 @@ f32_to_f16(float f)
 	uint32_t u = bits_of_float(f), sign = u >> 16 & 0x8000;
 
 	u &= 0x7fffffff;
-	if (u > 0x7f800000) /* NaN: quiet, top of the payload kept */
+	if (u > 0x7f800000) /* NaN: make it quiet, keep the top of the payload */
 		return (uint16_t)(sign | 0x7e00 | (u >> 13 & 0x3ff));
-	if (u >= 0x477ff000) /* rounds to 2^16 or more */
+	if (u >= 0x477ff000) /* a value that rounds to 2^16 or more is infinite */
 		return (uint16_t)(sign | 0x7c00);
-	if (u >= 0x38800000) { /* normal in fp16 */
+	if (u >= 0x38800000) { /* the value is normal in fp16 */
 		u -= (uint32_t)112 << 23;
 		return (uint16_t)(sign | (u + 0xfff + (u >> 13 & 1)) >> 13);
 	}
-	/* subnormal: adding 0.5 makes fp32 rounding drop the bits below 2^-24 */
+	/* the value is subnormal in fp16: adding 0.5 makes fp32 round off the bits below 2^-24 */
 	uint32_t sum = bits_of_float(float_of_bits(u) + 0.5f);
 	return (uint16_t)(sign | (sum - 0x3f000000));
 }
@@ -134,9 +134,9 @@ block_q8_0(const uint8_t *b, float *y)
 		y[i] = (float)(int8_t)b[2 + i] * d;
 }
 
-/* Unpacks eight 6-bit scales and mins from 12 bytes. Bytes 0..3 and 4..7 hold the first four of
- * each in their low 6 bits. Their top two bits belong to the last four, whose low nibbles are in
- * bytes 8..11. */
+/* Unpacks eight 6-bit scales and mins from 12 bytes. The low 6 bits of bytes 0..3 are the first
+ * four scales, those of bytes 4..7 the first four mins. The top 2 bits of these bytes belong to the
+ * last four scales and mins, whose low nibbles are in bytes 8..11. */
 static void
 scale_min(const uint8_t *s, int j, int *scale, int *min)
 {
@@ -215,7 +215,8 @@ e2m1_to_f32(uint8_t b)
 	return value[b & 15];
 }
 
-/* 32 codes of E2M1: low nibbles are elements 0..15, high nibbles 16..31. scale: one per half */
+/* Converts 32 codes of E2M1: low nibbles are elements 0..15, high nibbles 16..31. scale: one per
+ * half of the elements */
 static void
 piece_e2m1(const float scale[2], const uint8_t *q, float *y)
 {

@@ -173,7 +173,8 @@ note_at(Diag *d, Loc loc, const char *fmt, ...)
 {
 	va_list ap;
 
-	/* a note belongs to the diagnostic before it; skip it if that one was not shown */
+	/* a note belongs to the diagnostic before it: skip the note if that diagnostic was not
+	 * shown */
 	if (d->n_error > DIAG_MAX_ERRORS || d->n_warning > DIAG_MAX_ERRORS)
 		return;
 	va_start(ap, fmt);

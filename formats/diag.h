@@ -14,8 +14,8 @@ typedef struct SourceText { /* one YAML file, kept for carets */
 } SourceText;
 
 typedef struct Loc {
-	const SourceText
-	    *src;      /* NULL: a location without source (a default, a command-line override) */
+	/* NULL: the location has no source text (a default, or an override of the command line) */
+	const SourceText *src;
 	int line, col; /* 1-based; 0: unknown */
 	/* line of the key in the resolved description (model.yaml of the artifact); 0: not a key */
 	int resolved;

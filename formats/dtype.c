@@ -132,7 +132,7 @@ dtype_from_safetensors(const char *name, size_t n)
 const char *
 ggml_type_name(uint32_t type)
 {
-	/* missing numbers were types that ggml has since removed */
+	/* missing numbers are types that ggml has removed */
 	static const char *const name[] = {
 		[0] = "F32",      [1] = "F16",     [2] = "Q4_0",     [3] = "Q4_1",
 		[6] = "Q5_0",     [7] = "Q5_1",    [8] = "Q8_0",     [9] = "Q8_1",

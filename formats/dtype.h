@@ -130,7 +130,7 @@ Dtype
 dtype_regroup(Dtype d,
               int columns);   /* Returns the type like d with groups of `columns`; DT_NONE: none */
 bool dtype_is_float(Dtype d); /* f32, f16, bf16 */
-bool dtype_row_factor(Dtype d);          /* every block of a row begins with the same factor */
+bool dtype_row_factor(Dtype d);          /* does every block of a row begin with the same factor? */
 const float *dtype_codes(DtypeValues v); /* [16] for VALUES_NF4 and VALUES_FP4; NULL: others */
 const char *dtype_text(Dtype d);
 Dtype dtype_from_text(const char *text); /* DT_NONE: unknown */

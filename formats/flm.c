@@ -206,7 +206,7 @@ quantised(FlmReader *r, FlmTensor *t, int type)
 			                 size, (long long)t->dim[1]);
 	}
 	TRY(take(r, 8 * (uint64_t)groups * (uint64_t)t->dim[0], &range));
-	elems = t->dim[0] * t->dim[1]; /* no overflow: each has at most 31 bits */
+	elems = t->dim[0] * t->dim[1]; /* cannot overflow: each dimension has at most 31 bits */
 	TRY(take(r, bits == 8 ? (uint64_t)elems : ((uint64_t)elems + 1) / 2, &code));
 	QuantFormatMatrix *m = NEW(r->a, QuantFormatMatrix, 1);
 	*m = (QuantFormatMatrix){ .dtype = DT_F32,

@@ -226,7 +226,7 @@ read_tensor(Gguf *g, Cursor *c, size_t i, uint64_t *offset, llmc_error *err)
 		return truncated(g, c, "the record of tensor", i, err);
 	const QuantFormatGgml *other = quant_format_ggml(t->ggml_type);
 	t->dtype = other ? other->dtype : dtype_from_ggml(t->ggml_type);
-	/* all users of dim[] may multiply: also for types that are not read */
+	/* checked even for types that are not read, so that all users of dim[] may multiply */
 	for (int d = 1; d < 4; d++)
 		if (__builtin_mul_overflow(rows, t->dim[d], &rows))
 			goto overflow;

@@ -33,13 +33,14 @@ typedef struct GgufStr {
 typedef struct GgufTensor {
 	const char *name; /* NUL-terminated */
 	const char *file; /* file that holds it: one part of a split file */
-	Dtype dtype;      /* DT_NONE: a type llmc does not read; see ggml_type */
+	Dtype dtype;      /* DT_NONE: a type that llmc does not read; see ggml_type */
 	uint32_t ggml_type;
 	int n_dims;
-	int64_t dim[4];                /* file order: dim[0] is contiguous; 1 from n_dims on */
-	const void *data;              /* in the mapping; NULL when dtype is DT_NONE */
-	int64_t bytes;                 /* size at `data` */
-	const QuantFormatMatrix *made; /* how rows are converted; NULL: stored as is */
+	int64_t dim[4];   /* file order: dim[0] is contiguous; 1 from n_dims on */
+	const void *data; /* in the mapping; NULL when dtype is DT_NONE */
+	int64_t bytes;    /* size at `data` */
+	/* matrix that converts the rows; NULL: rows are used as stored */
+	const QuantFormatMatrix *made;
 } GgufTensor;
 
 /* Keys of the vocabulary */
@@ -84,7 +85,7 @@ bool gguf_type(const Gguf *g, const char *key, GgufType *type, GgufType *elem,
 bool gguf_int(const Gguf *g, const char *key, int64_t *out); /* any integer or bool type */
 bool gguf_num(const Gguf *g, const char *key, double *out);  /* any number type or bool */
 bool gguf_str(const Gguf *g, const char *key, GgufStr *out);
-/* element i of an array; false: wrong type or out of range */
+/* get element i of an array; false: wrong type, or i is out of range */
 bool gguf_arr_str(const Gguf *g, const char *key, size_t i, GgufStr *out);
 bool gguf_arr_num(const Gguf *g, const char *key, size_t i, double *out);
 

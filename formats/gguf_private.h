@@ -18,7 +18,7 @@ typedef struct Key {
 
 struct Gguf {
 	Arena arena;
-	FileMap map;      /* data NULL: memory of the caller */
+	FileMap map;      /* mapping of the file; data NULL: the caller's memory is read */
 	const char *file; /* for errors */
 	Key *key;
 	NameEntry *key_name;

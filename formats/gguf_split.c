@@ -1,7 +1,7 @@
 /* GGUF files in parts, as llama-gguf-split and converters write them: NAME-00001-of-0000N.gguf,
  * 00002, ... Each part is a complete GGUF with the keys split.no (from 0), split.count and
  * split.tensors.count (over all parts). The first part has the model's keys, the others only
- * tensors. Only these counts link a part to its model, so they must match exactly. */
+ * tensors. Only these numbers show that a part belongs to the model, so they must match exactly. */
 #include "formats/gguf_private.h"
 
 #include <inttypes.h>
@@ -26,7 +26,7 @@ split_of(const Gguf *g, SplitInfo *out)
 	return gguf_int(g, "split.count", &out->count) && out->count > 1;
 }
 
-/* Parses 1 and 3 from NAME-00001-of-00003.gguf; false: another name */
+/* Parses the numbers 1 and 3 in NAME-00001-of-00003.gguf; false: the name has another form */
 static bool
 numbers_of(const char *path, int *no, int *count)
 {
@@ -87,7 +87,7 @@ check_first(const Gguf *g, const char *path, const SplitInfo *s, llmc_error *err
 	return LLMC_OK;
 }
 
-/* Opens part i of the split file that begins with `g` */
+/* Checks that `part` is part i of the split file whose first part is `g` */
 static llmc_status
 check_part(const Gguf *g, const Gguf *part, int64_t i, const SplitInfo *first, llmc_error *err)
 {

@@ -29,7 +29,7 @@ void gguf_head_texts(GgufHead *h, const char *key, const GgufStr *value, size_t 
 /* dim[0] is contiguous. Returns the tensor's offset from the start of the data; -1: the size
  * overflows */
 int64_t gguf_head_tensor(GgufHead *h, const char *name, Dtype d, int n_dims, const int64_t *dim);
-/* Writes everything before the data, padded to where it begins. out->failed: out of memory */
+/* Writes the header, padded to the start of the data. out->failed: out of memory */
 void gguf_head_text(const GgufHead *h, Strbuf *out);
 
 #endif

@@ -1,6 +1,6 @@
 /* Types of cached keys and values. A row is the key or value of one head at one position (MLA: a
  * latent and its key form one row). Each row is quantised alone: its bytes do not depend on
- * neighbouring rows. So they are the same in any prefill chunk, after a fork and alone.
+ * neighbouring rows. So the bytes are the same in every prefill chunk, after a fork, and alone.
  *
  *   value = scale * code + zero     scale and zero are f16, one pair per group of a row
  *   f8    codes e4m3, group: the row, scale = largest / 448
@@ -29,8 +29,8 @@
 
 #include "templates/common/kv_types.h"
 
-/* "f32 f16 ...": types that a description accepts. KV_ROW_TYPE_WORDS: for keys and values alike, so
- * without int4c */
+/* "f32 f16 ...": types that a description accepts. KV_ROW_TYPE_WORDS: types for both keys and
+ * values, so without int4c */
 #define KV_TYPE_WORD(name, capitals, bits, group, scales) " " #name
 #define KV_TYPE_WORDS (&(KV_TYPES(KV_TYPE_WORD))[1])
 #define KV_ROW_TYPE_WORDS (&(KV_ROW_TYPES(KV_TYPE_WORD))[1])
@@ -52,19 +52,20 @@ typedef struct KvTypeInfo {
 
 enum {
 	KV_LEAST_ROTATION = 4,
-	KV_LEAST_RECENT = 32 /* for int4c */,
-	KV_MOST_EXACT = 1 << 20 /* limit of recent, and of first, positions in exact pages */
+	KV_LEAST_RECENT = 32 /* minimum of kv.window with int4c */,
+	/* limit of the recent positions, and of the first positions, that exact pages hold */
+	KV_MOST_EXACT = 1 << 20
 };
 
 const KvTypeInfo *kv_type_info(KvType t);   /* t must be valid */
 KvType kv_type_from_text(const char *text); /* KVT_NONE: unknown */
 bool kv_quantised(KvType t);
 bool kv_by_channel(KvType t);
-bool kv_rotates(KvType t); /* whether its rows are rotated if rotation is enabled */
-/* type of exact rows next to quantised ones: f16; an unquantised type: itself */
+bool kv_rotates(KvType t); /* are rows of this type rotated if rotation is enabled? */
+/* type of exact rows next to quantised rows: f16 for quantised types, else the type itself */
 KvType kv_exact(KvType t);
-/* kv_for_latents: whether a latent and its key may share a row of this type; one scale per row
- * would not suit both. kv_of_latents: the type with the same codes, in groups of 32 */
+/* kv_for_latents: may a latent and its key share a row of this type? Not with one scale per row,
+ * which does not suit both. kv_of_latents: returns the type with the same codes in groups of 32 */
 bool kv_for_latents(KvType t);
 KvType kv_of_latents(KvType t);
 /* Bytes of a row of dim elements, rounded up to whole groups. dim <= 2^40 */

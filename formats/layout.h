@@ -1,7 +1,7 @@
-/* Layouts: the order of a tensor in memory. "row" and "f32" are supported on every target; the
- * packed ones are streamed by the CPU kernels of a target. A table holds, for each layout, its
- * size, how to pack a row group from file order, and how to read a row back as fp32 (reference,
- * gather of a tied embedding, tests). */
+/* Layouts: the order of a tensor in memory. Every target supports "row" and "f32". CPU kernels read
+ * packed layouts as a stream. A table holds, for each layout, its size, how to pack a row group
+ * from file order, and how to read a row back as fp32 (reference, gather of a tied embedding,
+ * tests). */
 #ifndef LLMC_FORMATS_LAYOUT_H
 #define LLMC_FORMATS_LAYOUT_H
 

@@ -19,8 +19,8 @@ codes_bytes(Dtype d)
 	return s.columns / 32 * (s.scales + s.high + 4 * s.words) + (s.columns ? 2 + 2 * s.min : 0);
 }
 
-/* Copies a field between a block and its packed bytes, in either direction: `n` bytes of `field`
- * are those of row r of R rows at *p, which advances past all R rows */
+/* Copies a field between a block and its packed bytes, in either direction: the n bytes of `field`
+ * belong to row r of the R rows at *p. Advances *p past all R rows */
 static void
 move(uint8_t **p, void *field, int n, int R, int r, bool to)
 {

@@ -102,8 +102,8 @@ group_bytes(Dtype d, int64_t cols, int R)
 	return bytes;
 }
 
-/* fifth_order: from bit i for column i to the order of a fifth-bit dword. fifth_bit: the bit of
- * column i in that order */
+/* fifth_order: reorders bits (bit i for column i) to the order of a fifth-bit dword. fifth_bit:
+ * returns the bit of column i in that order */
 static uint32_t
 fifth_order(uint32_t bits)
 {
@@ -120,7 +120,8 @@ fifth_order(uint32_t bits)
 static uint32_t
 fifth_bit(uint32_t ordered, int i)
 {
-	return ordered >> (8 * (i % 4) + i / 4) & 1; /* i / 4 runs over bits 0..3, then 4..7 */
+	/* i / 4 runs over bits 0..3, then over bits 4..7, of byte i % 4 */
+	return ordered >> (8 * (i % 4) + i / 4) & 1;
 }
 
 /* Unpacks the 6-bit scales and mins of Q4_K and Q5_K to bytes */
@@ -223,7 +224,7 @@ pack_q6_k(const uint8_t *src, int64_t row_bytes, uint8_t *dst, int R)
 	}
 }
 
-/* Code of column i in file order: 32 columns per 16 bytes */
+/* Returns the code of column i in file order: 32 columns per 16 bytes */
 static inline int
 nibble(const uint8_t *codes, int i)
 {
@@ -245,7 +246,7 @@ pack_fp4(Dtype d, const uint8_t *src, int64_t row_bytes, uint8_t *dst, int R)
 	}
 }
 
-/* whole: the bytes stored once per row */
+/* whole: bytes that are stored once per row */
 static void
 read_fp4(Dtype d, const uint8_t *whole, const uint8_t *p, int R, int r, float *y)
 {

@@ -77,8 +77,8 @@ int64_t packed16_bytes(Dtype d, int64_t cols);
 void packed16_pack(Dtype d, int64_t cols, const void *src, void *dst);
 void packed16_row(Dtype d, int64_t cols, const void *packed, int r, float *dst);
 
-/* Bytes at the start of every file block that are the same throughout a row. A packed row stores
- * them once, before its blocks; planes store them after the last plane. */
+/* Returns the number of bytes at the start of a file block that are equal in all blocks of a row. A
+ * packed row stores them once, before its blocks; planes store them after the last plane. */
 int layout_whole_bytes(Dtype d);
 
 /* bytes of a row; -1: not a block format, or cols is not a multiple of the block size */

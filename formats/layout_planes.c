@@ -166,8 +166,8 @@ e2m1_reordered(uint8_t *nibbles)
 			const uint32_t n = v >> (j % 2 * 8 + j / 2 * 4) & 0x000f000fu;
 			h[j] = (n & 0x00070007u) << 9 | (n & 0x00080008u) << 12;
 		}
-		/* solve h[2] = rot 7 ^ rot 10 and h[3] = rot 7 ^ rot 12 for the unknown bits, a few
-		 * at a time */
+		/* solve h[2] = rot 7 ^ rot 10 and h[3] = rot 7 ^ rot 12 for the unknown bits of the
+		 * word, a few at a time */
 		w = h[0] | rotate_left(h[1], 29);
 		w |= rotate_left(h[2] ^ rotate_left(w, 7), 22) & 0x00200020u;
 		w |= (rotate_left(h[2] ^ rotate_left(w, 10), 25) & 0x00040004u) |
@@ -201,7 +201,7 @@ planes_pack(Dtype d, int64_t cols, const void *src, void *dst)
 	Fields s = fields(d);
 	const int64_t blocks = cols / dtype_info(d)->block_elems,
 	              block_bytes = dtype_info(d)->block_bytes;
-	uint8_t other[MAX_BLOCK_BYTES]; /* a block in another order than the file's */
+	uint8_t other[MAX_BLOCK_BYTES]; /* a block reordered from the order of the file */
 
 	for (int64_t b = 0; b < blocks; b++) {
 		const uint8_t *block = (const uint8_t *)src + b * block_bytes;

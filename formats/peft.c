@@ -53,8 +53,8 @@ check_config(const Peft *p, llmc_error *err)
 		                           "arrow_config",
 		                           "monteclora_config",
 		                           "kasa_config" };
-	/* these initialisations subtract the initial pair from the model's own matrix, which is not
-	 * saved */
+	/* these initialisations subtract the initial pair from the model's matrix, and the changed
+	 * matrix is not saved */
 	static const char *const moved[] = { "pissa", "corda", "olora", "lora_ga", "loftq" };
 	const char *type = json_string_value(json_object_get(p->config, "peft_type")),
 	           *bias = json_string_value(json_object_get(p->config, "bias"));
@@ -112,7 +112,8 @@ end_order(const char *a, size_t n, const char *b, size_t m)
 	return (n > 0) - (m > 0);
 }
 
-/* Returns the index in by_end of the first module not less than this one; *is: it is equal */
+/* Returns the index in by_end of the first module not less than this one; *is: that module is
+ * equal */
 static size_t
 place_of(const Peft *p, const char *module, size_t n, bool *is)
 {
@@ -163,7 +164,7 @@ take_tensor(Peft *p, const StTensor *t, llmc_error *err)
 	size_t n;
 
 	name += !strncmp(name, PREFIX, sizeof PREFIX - 1) ? sizeof PREFIX - 1 : 0;
-	/* the model's own weight, saved with the adapter */
+	/* skip the model's own weight, which was saved with the adapter */
 	if (cut_tail(name, ".base_layer.weight", &n))
 		return LLMC_OK;
 	for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
@@ -308,8 +309,8 @@ peft_close(Peft *p)
 	free(p);
 }
 
-/* Finds a module by its full name, or else by a common end, since checkpoints omit leading parts.
- * NULL if ambiguous. */
+/* Finds a module by its full name, or else by its end, because checkpoints omit leading parts of
+ * names. NULL if the end is ambiguous. */
 static Pair *
 find(const Peft *p, const char *module)
 {
@@ -454,7 +455,7 @@ expand(const Peft *p, Pair *pair, llmc_error *err)
 	dequant_row(pair->a->dtype, pair->a->data, a, rank * in);
 	dequant_row(pair->b->dtype, pair->b->data, b, rank * out);
 	float *left = b, *right = a;
-	if (pair->embedding) { /* rows are the table's rows: a lookup reads A */
+	if (pair->embedding) { /* in an embedding, A holds the factors of the table's rows */
 		transpose(a, tmp, rank, in);
 		transpose(b, tmp, out, rank);
 		left = a;

@@ -1,7 +1,7 @@
 /* Low-rank adapters as PEFT saves them: a folder with adapter_config.json and
- * adapter_model.safetensors. Matrices of a model become W + scale * B A. Anything else in an
- * adapter (biases, whole modules, magnitudes) is rejected by name, never ignored. Untrusted, as in
- * safetensors.h. */
+ * adapter_model.safetensors. Matrices of a model become W + scale * B A. Other tensors of an
+ * adapter (biases, whole modules, magnitudes) are not ignored: opening fails and names them. Files
+ * are untrusted, as in safetensors.h. */
 #ifndef LLMC_FORMATS_PEFT_H
 #define LLMC_FORMATS_PEFT_H
 
@@ -10,8 +10,8 @@
 
 typedef struct Peft Peft;
 
-/* scale * left right in fp32: left [rows, rank] includes the scale; right [rank, cols], for stacked
- * experts one per `each` rows */
+/* scale * left right in fp32: left [rows, rank] includes the scale; right is [rank, cols], for
+ * stacked experts one such matrix per `each` rows */
 typedef struct PeftDelta {
 	int64_t rows, cols, rank, each; /* each 0: one `right` for all rows */
 	const float *left, *right;
@@ -35,7 +35,7 @@ llmc_status peft_delta(Peft *p, const char *module, int64_t rows, int64_t cols,
                        const PeftDelta **out, llmc_error *err);
 /* Returns a module whose delta was never requested; NULL: none */
 const char *peft_unused(const Peft *p);
-/* x[c] += delta[row][first + c], c < n */
+/* Adds: x[c] += delta[row][first + c] for c < n */
 void peft_add(const PeftDelta *d, int64_t row, int64_t first, int64_t n, float *x);
 
 #endif

@@ -43,7 +43,7 @@ set_items(PickleMachine *m, bool all)
 }
 
 /* BUILD sets attributes: a dict of weights carries versions of its modules, a parameter may carry
- * others. Neither matters for weights, so they are dropped. */
+ * others. Weights need none of them, so they are dropped. */
 static llmc_status
 build(PickleMachine *m)
 {

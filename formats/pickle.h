@@ -19,7 +19,7 @@ enum {
 };
 
 typedef enum PickleKind {
-	PICKLE_OTHER, /* a float, bytes, a long string, ...: not needed for weights */
+	PICKLE_OTHER, /* a float, bytes, a long string or another value that weights do not need */
 	PICKLE_INT,   /* also bools */
 	PICKLE_STR,
 	PICKLE_TUPLE,

@@ -36,8 +36,8 @@ llmc_status pickle_push_text(PickleMachine *m, size_t n);
 llmc_status pickle_pop(PickleMachine *m, PickleValue **out);
 /* Pop the last mark and the values above it; they stay valid until the next push. */
 llmc_status pickle_pop_mark(PickleMachine *m, PickleValue ***item, size_t *n);
-/* Append to a tuple, list or dict. The number of items is bounded by the bytes of the pickle:
- * copies from the memo could exceed that. */
+/* Append to a tuple, list or dict. The number of items must not exceed the bytes of the pickle;
+ * copies from the memo could. */
 llmc_status pickle_add_items(PickleMachine *m, PickleValue *v, PickleValue **item, size_t n);
 llmc_status pickle_push_items(PickleMachine *m, PickleKind kind, PickleValue **item, size_t n);
 /* Replace the last n values by a tuple. */

@@ -1,6 +1,7 @@
-/* Fits a file's tensors to the form of a quantisation format (formats/quant_format_form.c). fit()
- * checks shapes once, so every index in quant_format_row stays within its tensor. Planes are [a, b]
- * with one axis of fields; the numbers of fields and groups are checked against both dimensions. */
+/* Matches a file's tensors to the form of a quantisation format (formats/quant_format_form.c).
+ * fit() checks shapes once, so every index in quant_format_row stays within its tensor. Planes are
+ * [a, b] with one axis of fields; the numbers of fields and groups are checked against both
+ * dimensions. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -73,12 +74,12 @@ ceil_div(int64_t a, int64_t b)
 	return a / b + (a % b != 0);
 }
 
-/* Checks that the plane holds `n` fields of `bits` along `axis`, times `others` along the other
- * axis */
+/* Checks that the plane holds `n` fields of `bits` along `axis`, for each of `others` indices of
+ * the other axis */
 static llmc_status
 fields(const Fit *f, QuantFormatPlane *p, int axis, int bits, int64_t n, int64_t others)
 {
-	int64_t among = 1; /* number of consecutive fields that are permuted among each other */
+	int64_t among = 1; /* fields are permuted within groups of this many */
 
 	for (int i = 0; i < 8; i++)
 		among = p->place[i] == i           ? among
@@ -123,7 +124,7 @@ sizes(const Fit *f, QuantFormatMatrix *m, int *bits, bool *packed)
 	const char *along = quant_format_text(rule, "packed"),
 	           *shape = quant_format_text(f->form, "shape"),
 	           *index = quant_format_text(f->form, "column_group");
-	const int in = axis_is(rule, 0, "in") ? 0 : 1; /* axis */
+	const int in = axis_is(rule, 0, "in") ? 0 : 1; /* axis of the inputs */
 	QuantFormatTensor t;
 	int64_t listed = 0;
 
@@ -224,7 +225,7 @@ scales(const Fit *f, QuantFormatMatrix *m)
 	return LLMC_OK;
 }
 
-/* Reads the group of each column; dropped if groups are consecutive columns, in order */
+/* Reads the group of each column; ignores it if groups consist of consecutive columns, in order */
 static llmc_status
 order(const Fit *f, QuantFormatMatrix *m)
 {
@@ -252,8 +253,8 @@ order(const Fit *f, QuantFormatMatrix *m)
 	return LLMC_OK;
 }
 
-/* Sorts columns by group, stable within a group. *most: largest group size (a power of two, up to
- * 128) at which every chunk of sorted columns lies in one group */
+/* Sorts columns by group, stable within a group. *most: the largest power of two, up to 128, such
+ * that every chunk of so many sorted columns lies in one group */
 static const float *
 sorted(const Fit *f, const QuantFormatMatrix *m, int64_t *most)
 {
@@ -279,8 +280,8 @@ sorted(const Fit *f, const QuantFormatMatrix *m, int64_t *most)
 	return order;
 }
 
-/* Sets the column order and factors that x needs if groups are not consecutive columns, or if
- * columns have factors. *most: number of consecutive columns that share a group */
+/* Sets the order and factors that x needs, if groups are not consecutive columns or if columns have
+ * factors. *most: number of consecutive columns that share a group */
 static void
 set_column_order(const Fit *f, QuantFormatMatrix *m, int64_t *most)
 {
@@ -439,7 +440,7 @@ fit(const Fit *f, QuantFormatMatrix *m)
 	int64_t most;
 	set_column_order(f, m, &most);
 	m->dtype = quant_format_dtype_of(m, bits, most);
-	/* x needs no order: F32 rows are in the original column order, factors included */
+	/* F32 rows are in the original column order and include the factors, so x needs neither */
 	if (m->dtype == DT_F32)
 		m->order = m->factor = NULL;
 	return LLMC_OK;

@@ -1,8 +1,8 @@
 /* Quantisation formats of safetensors checkpoints. Such a checkpoint stores a matrix as several
  * tensors: codes, scales, zero points, a column order. configs/quant_formats/ describes the
- * formats. Here the tensors become one tensor, named like the unquantised matrix, of a weight type:
- * one of GROUP_DTYPES, MXFP4 or NVFP4 (dtype.h); F32 if the grouping fits no block. Rows are
- * converted when they are read, and hold exactly the file's values. Callers do not see the original
+ * formats. This reader joins them to one tensor, named like the unquantised matrix. Its type is one
+ * of GROUP_DTYPES, MXFP4 or NVFP4 (dtype.h), or F32 if the grouping fits no block. Rows are
+ * converted when they are read, and have exactly the file's values. Callers do not see the original
  * format.
  *
  * Columns whose groups are not consecutive (desc_act, actorder) are sorted by group, and factors of
@@ -15,8 +15,8 @@
 #include "base/error.h"
 #include "formats/dtype.h"
 
-/* One tensor of a quantised matrix. Fields of `bits` lie along one axis (index `at`), `step`
- * elements apart; along the other (index `other`), `other_step` apart. */
+/* One tensor of a quantised matrix. Fields of `bits` bits are `step` elements apart along one axis
+ * (index `at`), and `other_step` elements apart along the other axis (index `other`). */
 typedef struct QuantFormatPlane {
 	const uint8_t *data;     /* NULL: the plane is absent */
 	const char *name, *type; /* type: spelled as in safetensors */
@@ -44,10 +44,12 @@ typedef struct QuantFormatMatrix {
 	QuantFormatCodes codes;         /* encoding of the codes */
 	int64_t block_rows, block_cols; /* rows and columns per scale */
 	bool code_along_out, zero_along_out,
-	    /* axis of packed fields; scale_by_out: scales are [out, group], else [group, out] */
+	    /* code_along_out, zero_along_out: axis of packed fields; scale_by_out: scales are [out,
+	     * group], else [group, out] */
 	    scale_by_out;
 	bool eetq, quarters;
-	int offset;                  /* stored code minus the code that zero points refer to */
+	/* difference between a stored code and the code that zero points refer to */
+	int offset;
 	float over;                  /* divisor of scales; 0: none */
 	bool divides;                /* values are divided by scales */
 	float whole;                 /* factor of the whole tensor */
@@ -90,8 +92,8 @@ typedef bool quant_format_find_fn(const void *user, const char *name, QuantForma
 typedef struct QuantFormats QuantFormats;
 
 /* Next to "x.weight" such a checkpoint has "x.column_order" and "x.column_factor", F32 [cols]. If
- * some matrices have an order, all indexed ones have one (possibly 0, 1, 2, ...), since the
- * matrices of experts must all have an order or none. */
+ * some matrices have an order, all matrices with group indices get one (possibly 0, 1, 2, ...),
+ * because either all matrices of experts must have an order or none. */
 #define QUANT_FORMAT_ORDER "column_order"
 #define QUANT_FORMAT_FACTOR "column_factor"
 
@@ -107,8 +109,8 @@ llmc_status quant_format_matrix(const QuantFormats *s, const char *name, quant_f
                                 const void *user, QuantFormatMatrix **out, const char **made,
                                 const char *parts[QUANT_FORMAT_MAX_PARTS], int *n_part,
                                 llmc_error *err);
-/* GGUF types whose blocks are converted to those of another type: NVFP4; Q1_0, a sign times an f16;
- * Q2_0, (code - 1) times an f16 */
+/* GGUF types whose blocks are converted to blocks of another type: NVFP4; Q1_0 (a sign times an
+ * f16); Q2_0 (code - 1, times an f16) */
 enum { GGML_NVFP4 = 40, GGML_Q1_0 = 41, GGML_Q2_0 = 42 };
 typedef struct QuantFormatGgml {
 	uint32_t type;
@@ -124,14 +126,14 @@ QuantFormatMatrix *quant_format_of_ggml(Arena *a, uint32_t type, const void *dat
  * Thread safe. Returns false if a scale is NaN or infinite. */
 bool quant_format_row(const QuantFormatMatrix *m, int64_t row, void *dst);
 /* Converts row `row` of a matrix with order or factor to fp32: original column order, factors
- * included. false: as above */
+ * included. Returns false if a scale is NaN or infinite. */
 bool quant_format_row_f32(const QuantFormatMatrix *m, int64_t row, float *dst);
-/* Supported formats, "gptq, awq, ..." */
+/* Returns the supported formats: "gptq, awq, ..." */
 const char *quant_formats_known(const QuantFormats *s);
-/* Method that config.json names; NULL: no quantization_config, "": no name */
+/* Returns the method that config.json names; NULL: no quantization_config, "": it names none */
 const char *quant_formats_method(const QuantFormats *s);
-/* Type of activations that config.json declares for quantised matrices, "i8" or "f8"; NULL: none,
- * or of another number of bits */
+/* Returns the type of activations that config.json declares for quantised matrices, "i8" or "f8";
+ * NULL: none, or a type with another number of bits */
 const char *quant_formats_activations(const QuantFormats *s);
 
 #endif

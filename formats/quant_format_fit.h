@@ -1,6 +1,7 @@
-/* Shared by the readers of quantisation formats: formats/quant_format_form.c (descriptions and the
- * tensors of a matrix), formats/quant_format.c (planes), formats/quant_format_flat.c (flat codes),
- * formats/quant_format_hqq.c (groups), formats/quant_format_storage.c (descriptions). */
+/* Types and functions that the readers of quantisation formats share: formats/quant_format_form.c
+ * (descriptions and the tensors of a matrix), formats/quant_format.c (planes),
+ * formats/quant_format_flat.c (flat codes), formats/quant_format_hqq.c (groups),
+ * formats/quant_format_storage.c (descriptions). */
 #ifndef LLMC_FORMATS_QUANT_FORMAT_FIT_H
 #define LLMC_FORMATS_QUANT_FORMAT_FIT_H
 
@@ -8,8 +9,8 @@
 #include "formats/quant_format.h"
 #include "formats/yaml.h"
 
-/* configs/quant_formats/<name>.yaml in the arena; NULL: there is none, or it has a mistake, which
- * is in d. */
+/* configs/quant_formats/<name>.yaml in the arena; NULL: there is no such file, or it has a mistake,
+ * which d reports. */
 const Node *quant_format_yaml(Arena *a, Diag *d, const char *name);
 
 struct QuantFormats {
@@ -38,7 +39,8 @@ const json_t *quant_format_config_value(const QuantFormats *s, const char *path)
 /* Returns the module's name if `name` is the form's code tensor and its scales exist, else NULL. */
 const char *quant_format_module(const QuantFormats *s, const Node *form, const char *name,
                                 quant_format_find_fn *find, const void *user);
-/* Power-of-two bytes have a type of their own (F8_E8M0), but many writers predate it and use U8. */
+/* Is a stored type (have) acceptable for the wanted one? Bytes that are powers of two have their
+ * own type (F8_E8M0), but older writers use U8. */
 bool quant_format_type_fits(const char *want, const char *have);
 llmc_status quant_format_shape_bad(const Fit *f, const QuantFormatPlane *p, const char *want);
 bool quant_format_flag(const Node *map, const char *key); /* true if the key is true */
@@ -49,15 +51,16 @@ bool quant_format_part(const Fit *f, const char *suffix, QuantFormatTensor *out)
 int quant_format_element_bits(const char *type);
 bool quant_format_exponents(const char *type);
 int64_t quant_format_elements(const QuantFormatTensor *t);
-/* Type like `want` with the most columns per group that divide both `together` and `cols`; F32:
- * none */
+/* Returns the type like `want` with the largest group that divides both `together` and `cols`; F32
+ * if there is none */
 Dtype quant_format_dtype(DtypeGroup want, int64_t together, int64_t cols);
-/* Selects the weight type. F32 can hold any values, but takes eight times the memory of 4 bits; it
- * is used for columns that do not fill groups. g: columns that share a group */
+/* Selects the weight type. F32, which takes eight times the memory of 4 bits, is used only if
+ * columns do not fill groups. g: number of columns that share a group */
 Dtype quant_format_dtype_of(const QuantFormatMatrix *m, int bits, int64_t g);
-/* Codes stored consecutively, independent of rows, with a table of values (bitsandbytes) */
+/* Reads codes that are stored consecutively, independent of rows, with a table of values
+ * (bitsandbytes) */
 llmc_status quant_format_flat(const Fit *f, QuantFormatMatrix *m);
-/* Groups stored one below the other, independent of rows (HQQ, quanto) */
+/* Reads groups that are stored one below the other, independent of rows (HQQ, quanto) */
 llmc_status quant_format_hqq(const Fit *f, QuantFormatMatrix *m);
 bool quant_format_hqq_row(const QuantFormatMatrix *m, int64_t row, void *dst);
 float quant_format_number(const char *type, const uint8_t *data,

@@ -1,8 +1,8 @@
-/* Consecutive 4-bit codes, independent of rows; the first of two is in the high nibble. A table
- * gives their values, and each `blocksize` codes share a largest magnitude (absmax). A separate
- * tensor describes the matrix in JSON. Nested: absmax values are bytes, indices into a table of 256
- * values, times a factor per `nested_blocksize` of them, plus an offset. bitsandbytes writes this;
- * the tables are read from the file. */
+/* Reads consecutive 4-bit codes, independent of rows; the first code of a byte is in the high
+ * nibble. A table gives their values, and each `blocksize` codes share a largest magnitude
+ * (absmax). A separate tensor describes the matrix in JSON. Nested: absmax values are bytes,
+ * indices into a table of 256 values, times a factor per `nested_blocksize` of them, plus an
+ * offset. bitsandbytes writes this; the tables are read from the file. */
 #include <math.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* Descriptions of quantisation formats of configs/quant_formats/, selection of the form of a
- * matrix, and its tensors. */
+/* Reads descriptions of quantisation formats (configs/quant_formats/), selects the form of a
+ * matrix, and finds its tensors. */
 #include <stdio.h>
 #include <string.h>
 
@@ -116,7 +116,7 @@ llmc_status
 quant_formats_open(Arena *a, const char *config, size_t n, QuantFormats **out, llmc_error *err)
 {
 	QuantFormats *s = *out = NEW(a, QuantFormats, 1);
-	Diag *d = NEW(a, Diag, 1); /* its text is freed with the arena */
+	Diag *d = NEW(a, Diag, 1); /* the text of the diagnostics is freed with the arena */
 
 	s->a = a;
 	read_config(s, config, n);

@@ -1,5 +1,5 @@
-/* Converts GGUF blocks without a weight type in llmc to blocks of a type that holds their values
- * exactly. */
+/* Converts GGUF blocks of types that llmc has no kernels for to blocks of a type that holds their
+ * values exactly. */
 #include <math.h>
 #include <string.h>
 

@@ -1,12 +1,12 @@
 /* HQQ: a matrix is divided into groups of `group_size` consecutive elements of a row. Codes of
- * `nbits` bits are packed 8 / nbits per byte (3 bits: ten per 32). The first part of all groups is
- * in the highest bits of the bytes, the next part below it. value = (code - zero) * scale, where
- * zero is not an integer. So groups become types with a minimum, or F32 if rows are not a multiple
- * of the group size.
+ * `nbits` bits are packed 8 / nbits per byte (3 bits: ten per 32). The first 1 / (codes per byte)
+ * of all groups is in the highest bits of the bytes, the next part below it. value = (code - zero)
+ * * scale, where zero is not an integer. So groups become types with a minimum, or F32 if rows are
+ * not a multiple of the group size.
  *
- * quanto: the same with the first part in the lowest bits and value = code * scale - shift. Shape,
- * bits and group size are not stored; they follow from the sizes of codes and scales and from the
- * hidden size. */
+ * quanto: as HQQ, but the first part is in the lowest bits, and value = code * scale - shift.
+ * Shape, bits and group size are not stored; they follow from the sizes of codes and scales and
+ * from the hidden size. */
 #include <math.h>
 #include <string.h>
 
@@ -16,7 +16,7 @@
 struct QuantFormatHqq {
 	const uint8_t *code; /* [each, size] bytes; 3 bits: I32 */
 	int64_t groups, size;
-	int64_t each; /* groups per part */
+	int64_t each; /* number of groups per part */
 	int bits;
 	const char *scale_type, *zero_type;
 	const uint8_t *scale, *zero; /* [groups] */

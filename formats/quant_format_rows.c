@@ -62,9 +62,9 @@ scale_at(const QuantFormatMatrix *m, int64_t row, int64_t group)
 	return m->divides ? 1 / f : m->over > 0 ? f / m->over : f;
 }
 
-/* Code of (row, column k) in CUTLASS's interleaved order: two outputs interleaved in tiles of 64
- * inputs, each 16 inputs in the order 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15, and bytes 1 and 2 of
- * each four swapped */
+/* Returns the code of (row, column k) in CUTLASS's interleaved order: two outputs interleaved in
+ * tiles of 64 inputs, each 16 inputs in the order 0 1 8 9 2 3 10 11 4 5 12 13 6 7 14 15, and bytes
+ * 1 and 2 of each four swapped */
 static uint8_t
 eetq_code(const QuantFormatMatrix *m, int64_t row, int64_t k)
 {
@@ -85,7 +85,8 @@ code_at(const QuantFormatMatrix *m, int64_t row, int64_t k)
 		const int64_t each = m->code.dim[0];
 		return m->code.data[row % each * m->cols + k] >> 2 * (row / each) & 3;
 	}
-	if (m->range) { /* codes are independent of rows; of two, the first is in the high bits */
+	/* codes are packed independently of rows; the first of two codes is in the high bits */
+	if (m->range) {
 		const int64_t i = row * m->cols + k;
 		return m->code.bits == 8 ? m->code.data[i]
 		                         : m->code.data[i / 2] >> (i % 2 ? 0 : 4) & 15;

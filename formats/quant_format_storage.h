@@ -17,8 +17,8 @@ typedef struct QuantFormatStorage {
 } QuantFormatStorage;
 
 /* Resolves the name of a quantisation format, or of a weight type, which then applies to all
- * matrices except routers. bits 0, group 0: the default of the format. E_INPUT: no such format, or
- * none with these numbers; the message lists the valid ones. */
+ * matrices except routers. bits 0, group 0: the format's default. E_INPUT: there is no such format,
+ * or it does not have these numbers; the message lists the valid ones. */
 llmc_status quant_format_storage(Arena *a, const char *quant_format, int bits, int64_t group,
                                  QuantFormatStorage *out, llmc_error *err);
 

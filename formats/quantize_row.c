@@ -1,7 +1,7 @@
-/* fp32 to stored elements, the inverse of formats/dequant.c: the nearest value on a grid derived
- * from each block's range. Q8_0 equals ggml's reference. The others differ only where ggml searches
- * for better scales, which formats/block_quantize.c does. Non-finite input gives unspecified
- * elements. */
+/* Converts fp32 to stored elements, the inverse of formats/dequant.c: to the nearest value on a
+ * grid that is derived from each block's range. Q8_0 equals ggml's reference. The others differ
+ * only where ggml searches for better scales, which formats/block_quantize.c does. Non-finite input
+ * gives unspecified elements. */
 #include <math.h>
 #include <string.h>
 
@@ -38,8 +38,8 @@ to_q8_0(const float *x, uint8_t *b)
 		b[2 + i] = (uint8_t)(int8_t)clamp_int(roundf(x[i] * id), -127, 127);
 }
 
-/* Q4_0, Q5_0: the element of largest magnitude becomes -2^(bits-1), which has no positive
- * counterpart */
+/* Q4_0, Q5_0: the element of largest magnitude becomes -2^(bits-1), the end of the code range with
+ * one more step */
 static void
 to_symmetric(const float *x, uint8_t *b, int bits)
 {
@@ -74,7 +74,8 @@ f32_to_e4m3(float f)
 		return (uint8_t)(sign | 0x7e);
 	int e = a < 0x1p-6f ? -6 : (int)(bits_of_float(a) >> 23) - 127;
 	float steps = rintf(ldexpf(a, 3 - e)); /* in units of 2^(e - 3): 0 .. 16 */
-	int v = (int)steps + (e + 6) * 8;      /* 16 steps carry into the next exponent */
+	/* 16 steps are the first value of the next exponent */
+	int v = (int)steps + (e + 6) * 8;
 	return (uint8_t)(sign | v);
 }
 
@@ -212,7 +213,8 @@ to_mxfp4(const float *x, uint8_t *b)
 		b[1 + i] = (uint8_t)(to_e2m1(x[i] * id) | to_e2m1(x[i + 16] * id) << 4);
 }
 
-/* Row factor d of NVFP4: the power of two with which the largest block scale fits e4m3 */
+/* Returns the row factor d of NVFP4: the power of two for which the largest block scale fits
+ * e4m3 */
 static float
 nvfp4_factor(const float *x, int64_t n)
 {

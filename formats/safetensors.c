@@ -31,7 +31,7 @@ read_any(Safetensors *s, const void *data, size_t size, const char *name, llmc_e
 		TRY(st_read_file(s, data, size, name, err));
 	else
 		TRY(open_path(s, name, err));
-	if (!s->name) /* an index has already sorted them */
+	if (!s->name) /* names from an index are sorted already */
 		TRY(st_index_names(s, err));
 	return data || flm_name(name)
 	           ? LLMC_OK
@@ -41,7 +41,7 @@ read_any(Safetensors *s, const void *data, size_t size, const char *name, llmc_e
 	                              err);
 }
 
-/* data NULL: opens the path `name` */
+/* Opens data in memory; data NULL: opens the path `name` */
 static llmc_status
 open_any(const void *data, size_t size, const char *name, Safetensors **out, llmc_error *err)
 {

@@ -20,13 +20,15 @@ typedef struct StTensor {
 	const void *data; /* NULL: rows are converted by `made` */
 	int64_t bytes;
 	const char *file;
-	bool copied;                   /* data is in separate memory, not in the mapped file */
-	const QuantFormatMatrix *made; /* how rows are converted; NULL: stored as is */
+	bool copied; /* data is in separate memory, not in the mapped file */
+	/* matrix that converts the rows; NULL: rows are used as stored */
+	const QuantFormatMatrix *made;
 } StTensor;
 
 /* path: a .safetensors file, a torch.save file, an index.json, or a folder. In a folder, the first
- * of these is opened: params.json with consolidated.00.pth (shards.h) if there is no config.json,
- * model.safetensors, its index, a single .safetensors, the same for pytorch_model.bin. */
+ * of these is opened: consolidated.00.pth (shards.h), if there is a params.json but no config.json;
+ * model.safetensors; its index; a single .safetensors file; then pytorch_model.bin, its index, a
+ * single pickled file. */
 llmc_status safetensors_open(const char *path, Safetensors **out, llmc_error *err);
 llmc_status safetensors_open_memory(const void *data, size_t size, const char *name,
                                     Safetensors **out, llmc_error *err);

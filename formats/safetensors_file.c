@@ -248,8 +248,8 @@ read_flm(Safetensors *s, const unsigned char *data, size_t size, const char *fil
 	return LLMC_OK;
 }
 
-/* Returns a copy of a tensor's name. Layer norms of checkpoints converted from TensorFlow have a
- * gamma and a beta, which are weight and bias in all others. */
+/* Returns a copy of a tensor's name. Checkpoints converted from TensorFlow have `gamma` and `beta`
+ * of layer norms, which become `weight` and `bias`. */
 static const char *
 current_name(Safetensors *s, const char *name)
 {

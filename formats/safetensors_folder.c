@@ -113,8 +113,8 @@ st_open_index(Safetensors *s, const char *path, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Files of one kind in a folder. Directory order depends on the file system, so the two smallest
- * names are kept and messages are the same everywhere. */
+/* Files of one kind in a folder. The two smallest names are stored, because directory order depends
+ * on the file system and messages must not. */
 typedef struct StFile {
 	char first[256], second[256];
 } StFile;

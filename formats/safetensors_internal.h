@@ -1,4 +1,4 @@
-/* Parts of a reader of safetensors checkpoints. */
+/* Internals of the reader of safetensors checkpoints. */
 #ifndef LLMC_FORMATS_SAFETENSORS_INTERNAL_H
 #define LLMC_FORMATS_SAFETENSORS_INTERNAL_H
 

@@ -37,7 +37,7 @@ made_add(Safetensors *s, StMatrix *made, StTensor t)
 	made->t[made->n++] = t;
 }
 
-/* Adds the column order or factor for x as a tensor next to matrix `name` */
+/* Adds the column order or factor that x needs, as a tensor next to matrix `name` */
 static void
 made_companion(Safetensors *s, StMatrix *made, const char *name, const char *suffix,
                const float *data, int64_t n, const char *file)
@@ -93,7 +93,7 @@ st_make_matrices(Safetensors *s, const char *folder, llmc_error *err)
 	size_t kept = 0;
 	int n_part;
 
-	/* only floats: no quantised matrices to look for */
+	/* if all tensors are floats, there are no quantised matrices */
 	bool plain = true;
 	for (size_t i = 0; i < s->n && plain; i++)
 		plain = s->tensor[i].dtype_name[0] == 'F' ? s->tensor[i].dtype_name[1] != '8'

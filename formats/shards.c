@@ -11,7 +11,7 @@ by_name(const void *x, const void *y)
 	const StTensor *a = x, *b = y;
 	int c = strcmp(a->name, b->name);
 
-	/* file numbers have the same number of digits, so names sort by number */
+	/* all file numbers have the same number of digits, so names are in numerical order */
 	return c ? c : strcmp(a->file, b->file);
 }
 

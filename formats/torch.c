@@ -164,8 +164,9 @@ entry(ZipReader *r, const uint8_t *p, uint64_t left, size_t i, uint64_t *used)
 	return LLMC_OK;
 }
 
-/* Keep the entries below the prefix, without it, so that lookups allocate nothing: a pickle may
- * have millions of tensors with one long key. The order stays. */
+/* Keep the entries below the prefix, and remove the prefix from their names, so that lookups need
+ * not allocate: a pickle may have millions of tensors with long keys. The order of entries
+ * stays. */
 static void
 only_storages(ZipReader *r)
 {

@@ -35,8 +35,7 @@ bool node_int(const Node *n, int64_t *out);       /* plain decimal integer, _ no
 bool node_num(const Node *n, double *out);        /* plain finite number, in any locale */
 bool node_bool(const Node *n, bool *out);         /* plain true or false */
 const char *node_kind_text(const Node *n);        /* "a map", "a list", "text" for errors */
-/* Formats a number as descriptions hold it: like number_text, integers below 1e16 without a
- * point. */
+/* Formats a number for descriptions: like number_text, but integers below 1e16 have no point. */
 void yaml_number(char out[NUMBER_SIZE], double v);
 
 #endif
