@@ -104,7 +104,7 @@ sizes_of(const llmc_model *m, const llmc_limits *lim, PlaceSizes *s, llmc_error 
 }
 
 /* Compute memory and decode time of a placement. The time is the sum of the bytes that a row reads
- * from each memory, one after the other, and of the values that cross. */
+ * from each memory in turn, and of the values that cross. */
 static void
 weigh(const PlaceSizes *s, const llmc_machine *at, PlaceChoice *c)
 {

@@ -294,7 +294,7 @@ measure(PlanArgs *p, const llmc_model *m, llmc_error *err)
 	*lim = limits_of(&p->c);
 	if (lim->n_threads == 0)
 		lim->n_threads = 1;
-	lim->snapshots = LLMC_DEFAULT_SNAPSHOTS; /* as many as a server has by default */
+	lim->snapshots = LLMC_DEFAULT_SNAPSHOTS; /* default number of a server */
 	lim->marks =
 	    lim->seqs < LLMC_DEFAULT_MARKS ? lim->seqs ? lim->seqs : 1 : LLMC_DEFAULT_MARKS;
 	llmc_status s = LLMC_OK;

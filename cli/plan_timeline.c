@@ -15,15 +15,16 @@
 #include "base/json.h"
 #include "cli/plan_timeline.h"
 
-static const double RATE = 0.84, /* share of the data sheet's bandwidth */
-    /* us: wait after a GEMV; wait if the next GEMV has a prologue for block formats */
-    WAIT = 2.8, WAIT_BLOCKS = 5.8,
-                    WAIT_EXPERTS = 6.0, /* us: wait before experts, which prefetch nothing */
-    /* us in addition to reading the cache; latent attention: with one tile of 64 positions */
-    ATTENTION = 2.8, LATENT = 8.5,
-                    /* us: each further tile of latent attention; selection of experts */
-    LATENT_TILE = 1.5, ROUTE = 6.0, STEP = 30; /* us: sampling and the beginning of the next step */
-enum { RING_KB = 88 };                         /* KB in flight per SM while a GEMV reads */
+static const double RATE = 0.84; /* share of the data sheet's bandwidth */
+/* us: wait after a GEMV; wait if the next GEMV has a prologue for block formats */
+static const double WAIT = 2.8, WAIT_BLOCKS = 5.8;
+static const double WAIT_EXPERTS = 6.0; /* us: wait before experts, which prefetch nothing */
+/* us in addition to reading the cache; latent attention: with one tile of 64 positions */
+static const double ATTENTION = 2.8, LATENT = 8.5;
+/* us: each further tile of latent attention; selection of experts */
+static const double LATENT_TILE = 1.5, ROUTE = 6.0;
+static const double STEP = 30; /* us: sampling and the beginning of the next step */
+enum { RING_KB = 88 };         /* KB in flight per SM while a GEMV reads */
 
 typedef struct Task {
 	const char *op;

@@ -467,7 +467,7 @@ retry_after(HubTransfer *t, double wait)
 	t->tries++;
 	t->state = WAITING;
 	t->after = clock_now() + wait;
-	t->now = t->p->url; /* the signed address may have expired: ask for a new one */
+	t->now = t->p->url; /* the signed address may have expired: request a new one */
 	t->redirects = 0;
 	t->resumed = t->at > 0;
 	return LLMC_OK;

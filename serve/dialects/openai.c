@@ -205,7 +205,7 @@ read_bias(Generation *g, const json_t *o, Problem *p)
 }
 
 /* Hash vLLM's cache_salt into the prefix cache key. A client without the salt cannot find the pages
- * of the prompt, so response times tell it nothing about the prompt. */
+ * of the prompt, so response times do not depend on it. */
 static bool
 read_salt(Generation *g, const json_t *o, Problem *p)
 {

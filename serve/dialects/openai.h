@@ -92,7 +92,7 @@ void openai_places_of(Choice *c, size_t n,
                       Strbuf *out);
 
 /* openai_extensions.c: parts of vLLM's and llama.cpp's answers. Functions that append do so only if
- * the request has asked for it by a field. */
+ * a field of the request enables it. */
 bool openai_read_extensions(Generation *g, const json_t *o, Problem *p);
 void openai_set_top(Generation *g);
 /* Return the maximum number of tokens of a prompt, for tokenize_prompt. */

@@ -119,7 +119,7 @@ is_on(const json_t *o, const char *key)
 	return json_is_true(v) || json_is_number(v);
 }
 
-/* Does a field ask for alternatives? False with a Problem for vLLM's -1, which means the whole
+/* Does a field request alternatives? False with a Problem for vLLM's -1, which means the whole
  * vocabulary. */
 static bool
 has_top(const json_t *o, const char *key, Problem *p)

@@ -383,7 +383,7 @@ repeated(const json_t *in)
 	return out;
 }
 
-/* Read the two fields that request log probabilities. Other values of `include` ask for data that
+/* Read the two fields that request log probabilities. Other values of `include` request data that
  * this server does not have, and are ignored. */
 static bool
 read_include(const json_t *in, json_t *out, Problem *p)

@@ -1,8 +1,8 @@
 /* Scores of documents for a query: vLLM's /v1/score, and /v1/rerank in the forms of Jina, Cohere
  * and TEI. An embedding model compares two vectors by cosine. A classifier with one label reads
- * query and document as one input, paired as transformers' tokenizers do. A generative model is
- * asked whether the document answers the query, with the prompt that such rerankers are trained on;
- * the score comes from its logits of yes and no. */
+ * query and document as one input, paired as transformers' tokenizers do. A generative model gets
+ * the question whether the document answers the query, in the prompt that such rerankers are
+ * trained on; the score comes from its logits of yes and no. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -167,7 +167,7 @@ const char *req_header(Req *r, const char *name);
 /* Refuse requests from web pages of other origins, because browsers send some requests without a
  * CORS preflight. False with a Problem. */
 bool req_own_page(Req *r, Problem *p);
-/* load_report.c: append the header with the load if the request asks for it */
+/* load_report.c: append the header with the load if a header of the request enables it */
 void load_header(Req *r, Strbuf *b);
 extern const char type_json[], type_text[], type_sse[], type_html[];
 

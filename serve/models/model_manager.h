@@ -32,9 +32,9 @@ void adding_free(PendingAdapter *a);
 /* does a slot that borrows the engine of t wait for it? Lock held */
 bool slot_is_awaited(Server *s, const Slot *t);
 
-/* Insert a new slot. It takes the place of a removed slot if possible (then the caller frees *old),
- * else it is appended. The new slot counts as removed until the caller clears `removed`. NULL: too
- * many slots. Lock held. */
+/* Insert a new slot. It replaces a removed slot if possible (then the caller frees *old), else it
+ * is appended. The new slot counts as removed until the caller clears `removed`. NULL: too many
+ * slots. Lock held. */
 Slot *slot_put(Server *s, Slot *t, Slot **old);
 
 /* model_memory.c; lock held */

@@ -5,7 +5,7 @@
 
 #include "serve/models/model_manager.h"
 
-/* May the slot's engine be closed without being asked to? Not if its weights were replaced in
+/* May the slot's engine be closed without a request to do so? Not if its weights were replaced in
  * place: no file has them. */
 static bool
 may_close(const Slot *t)
