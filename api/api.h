@@ -161,7 +161,7 @@ typedef struct TrustPlans { /* plans of an artifact for one target */
 llmc_status artifact_compare(const char *artifact, const Compiled *const *made, size_t n, Arena *a,
                              llmc_error *err);
 /* Record in the cache that the sources of these plans may run, and that this user's compile has
- * built aot/<name>/ for the n_built names. A failure is logged if there is a name. */
+ * built aot/<name>/ for each of the n_built names. If n_built > 0, a failure is logged. */
 void artifact_mark_trusted(const char *artifact, const TrustPlans *t, const char *const *built,
                            int n_built, Arena *a, llmc_log_fn log, void *log_user);
 bool artifact_sources_trusted(const char *artifact, const TrustPlans *t, Arena *a);

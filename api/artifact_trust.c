@@ -1,9 +1,9 @@
-/* Artifacts hold code: kernels that are compiled and loaded, and built kernels below aot/. Before a
- * folder that the user named runs, its kernels and plans are compared with those that this llmc
- * makes of its model.yaml. A trust record in the cache, named by the hash of the contents, records
- * that they were equal, or that this user's own compile wrote them; the next start finds the record
- * and compiles nothing. Built kernels cannot be compared, so they run only with a record of the
- * compile that built them. trust_artifact turns all of this off. */
+/* Artifacts contain code: kernels that are compiled and loaded, and built kernels below aot/.
+ * Before llmc runs code of a folder that the user names, it compiles the folder's model.yaml and
+ * compares the kernels and plans. A trust record in the cache, named by the hash of the contents,
+ * states that they were equal, or that this user's own compile has written them. The next start
+ * finds the record and need not compile. Built kernels cannot be compared, so they run only with a
+ * record of the compile that built them. trust_artifact turns all of this off. */
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>

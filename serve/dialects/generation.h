@@ -154,11 +154,11 @@ void gen_handle(Req *r, const Dialect *d, GenReadFn read, const void *how);
  * been freed, and the caller reports the Problem. */
 bool gen_start(Generation *g, Problem *p);
 void gen_event(Server *s, const llmc_event *ev); /* on the event thread */
-/* End a choice before its limit, on the event thread: it finishes with LLMC_FINISH_LENGTH. request:
- * id of the event. */
+/* End a choice before its limit, on the event thread; its finish reason is LLMC_FINISH_LENGTH.
+ * request: id of the event. */
 void gen_enough(const Generation *g, const SubRequest *sub, Choice *c, int64_t request);
-/* Split the text of an event with the choice's reader and call fn per part. Without a reader all of
- * it is text. Counts tokens of reasoning. last: the event ends the choice. */
+/* Split the text of an event by the choice's reader, and call fn for each part. Without a reader
+ * all of the output is text. Also counts tokens of reasoning. last: the event ends the choice. */
 typedef void (*GenPieceFn)(Generation *g, Choice *c, llmc_piece_kind kind, int32_t call,
                            const char *text, size_t n);
 void gen_pieces(Generation *g, Choice *c, const llmc_event *ev, bool last, GenPieceFn fn);

@@ -34,7 +34,7 @@ read_infill(Generation *g, const json_t *o, Problem *p)
 		return problem(p, 400, "n", "Invalid 'n': /infill has one answer.");
 	if (!gen_prompts(g, 1, p))
 		return false;
-	/* an answer without a limit, or with one beyond the context, gets a quarter */
+	/* an answer without a limit, or with a limit beyond the context, gets a quarter of it */
 	const int64_t total = g->model->max_total, quarter = total / 4,
 	              left = g->max_new >= 0 && g->max_new <= total - quarter ? total - g->max_new
 	                                                                      : total - quarter;

@@ -286,7 +286,7 @@ info_health(Req *r)
 		                                                              : LLMC_POOL_LAST;
 		if (gen_start(g, &p))
 			return;
-		if (p.status == 429) /* busy is healthy */
+		if (p.status == 429) /* a busy server is healthy */
 			healthy(r);
 		else
 			answer_unhealthy(r);

@@ -68,8 +68,8 @@ bool openai_count(Req *r, int fields, json_t *(*translate)(const json_t *in, Pro
 bool openai_prompts_allowed(const Generation *g, size_t n, Problem *p);
 /* Answer with the number of tokens of a translated body's prompt. */
 void openai_input_tokens(Req *r, int fields, json_t *(*translate)(const json_t *in, Problem *p));
-/* Check prompt and new tokens against the limits. max_new -1 becomes what is left. what: field with
- * the prompt. */
+/* Check prompt and new tokens against the limits. max_new -1 becomes the number of tokens that are
+ * left. what: name of the field with the prompt. */
 bool openai_fits(const Generation *g, size_t n_tok, const char *what, Problem *p);
 
 /* Answers. A frame is opened, filled with choices, closed and sent. */

@@ -1,5 +1,5 @@
 /* llama.cpp's GET /props, GET /slots and GET /lora-adapters, and its calls that change these. A
- * slot is a sequence of the batch; no slot belongs to a client, so its prompt is not shown. */
+ * slot is a sequence of the batch. Slots belong to no client, so prompts are not shown. */
 #include <string.h>
 
 #include "base/json.h"

@@ -15,11 +15,11 @@ typedef struct PendingAdapter { /* an adapter to be added */
 /* model_manager.c */
 void *model_manager(void *server); /* thread function; Server.keep wakes it */
 void queue_put(Queue *q, Req *r);  /* the queue takes a reference */
-/* Put a request into a queue, with a reference of its own, and wake the manager. Lock held. */
+/* Put a request into a queue, which takes its own reference, and wake the manager. Lock held. */
 void queue_answer_later(Server *s, Queue *q, Req *r);
 Req *queue_pop(Queue *q); /* NULL: empty */
-/* Answer all with the same Problem, or {"status": word} if p is NULL. Releases their references.
- * Lock not held. */
+/* Answer all requests of a queue with the same Problem, or with {"status": word} if p is NULL.
+ * Releases their references. Lock not held. */
 void queue_answer(Queue q, const Problem *p, const char *word);
 /* Remove from the slot's waiting requests those whose time limit is over or whose client has
  * disconnected, and return them with their references; lock held. */
