@@ -24,7 +24,7 @@ IMAGE_STATIC = $(if $(strip $(IMAGE_PKGS)),$(filter-out -lm -lpthread,$(shell $(
 PKGS      := yaml-0.1 jansson libpcre2-8 libutf8proc $(IMAGE_PKGS)
 CPPFLAGS_ := -I. -Iinclude -Itemplates -D_GNU_SOURCE $(shell $(PKG_CONFIG) --cflags $(filter-out $(IMAGE_PKGS),$(PKGS)) 2>/dev/null)
 CFLAGS_   := -std=gnu11 -fPIC -fvisibility=hidden -ffp-contract=off $(WARN)
-# RISC-V before Zabha has no atomic instructions for bytes: they are calls
+# RISC-V without Zabha has no atomic instructions for bytes: the compiler calls libatomic
 LIBS      := $(shell $(PKG_CONFIG) --libs $(PKGS) 2>/dev/null) -lm -lpthread -ldl \
 	$(if $(filter riscv%,$(shell $(CC) -dumpmachine)),-latomic)
 SAN       ?=
@@ -58,13 +58,13 @@ $(BUILD)/%.o: %.c
 UNCOUNTED := ref runtime/engine runtime/kv runtime/sample runtime/draft runtime/threads runtime/comm runtime/state runtime/cuda quant cli tests/unit
 $(patsubst %.c,$(BUILD)/%.o,$(wildcard $(UNCOUNTED:%=%/*.c))): override COUNTERS :=
 
-# Sums that need not be bit-exact: allow fused multiply-add.
+# These sums need not be bit-exact: allow fused multiply-add.
 $(BUILD)/quant/rank_update.o: override CFLAGS += -O3 -ffp-contract=fast
 $(BUILD)/quant/gram.o: override CFLAGS += -O3
-# Scale searches, whose loops profit from unrolling.
+# Loops of scale searches run faster unrolled.
 $(BUILD)/formats/block_quantize.o $(BUILD)/formats/block_store.o: override CFLAGS += -O3
 
-# Built again when a decoder's library was installed or removed.
+# Build these again when a decoder's library has been installed or removed.
 IMAGE_OBJ := $(patsubst %.c,$(BUILD)/%.o,$(wildcard image/*.c))
 $(IMAGE_OBJ) $(BUILD)/tests/unit/test_memory.o: override CPPFLAGS_ += $(IMAGE_FLAGS)
 $(IMAGE_OBJ): $(BUILD)/image/flags
@@ -91,7 +91,7 @@ $(BUILD)/embed.o: $(BUILD)/embed.c
 # Make would delete objects that only a pattern rule names.
 .SECONDARY: $(UNIT:$(BUILD)/unit/%=$(BUILD)/tests/unit/%.o) $(patsubst %.c,$(BUILD)/%.o,$(wildcard tests/fuzz/*.c tests/kernels/*.c))
 
-# Unmodified objects: tests also call internal functions of the library.
+# The archive has the objects unmodified, because tests also call internal functions of the library.
 $(BUILD)/libllmc.a: $(OBJ)
 	@rm -f $@
 	$(AR) rcs $@ $^
@@ -124,7 +124,7 @@ $(BUILD)/expand $(BUILD)/reference $(BUILD)/cached_cc: $(BUILD)/%: $(BUILD)/test
 $(BUILD)/unit/test_memory: LIBS := -Wl,-Bstatic -lyaml -ljansson -lpcre2-8 -lutf8proc $(IMAGE_STATIC) -Wl,-Bdynamic -lm -lpthread -ldl \
 	$(patsubst %,-Wl$(COMMA)--wrap=%,malloc calloc realloc free strdup strndup aligned_alloc posix_memalign VP8LHuffmanTablesAllocate)
 
-# Program of the tests of images.
+# Program for the tests of images.
 $(BUILD)/pixels: $(BUILD)/tests/image/pixels.o $(BUILD)/libllmc.a
 	$(CC) $(SAN) $^ -o $@ $(LIBS)
 
@@ -200,8 +200,8 @@ bench-startup: all ## time to the first token, cold and warm, and peak memory; M
 	@"$$(tools/venv.sh)/bin/python" tests/bench/startup.py
 	@"$$(tools/venv.sh)/bin/python" tests/bench/startup.py --moe
 
-# Linked statically but for the C library and without the web server: for machines without our
-# libraries and without a compiler.
+# Linked statically except for the C library, and without the web server: for machines that have
+# neither the libraries nor a compiler.
 $(BUILD)/gpu-llmc: $(filter-out %/cmd_serve.o,$(CLIO)) $(BUILD)/tests/gpu/no_server.o $(BUILD)/libllmc.a
 $(BUILD)/gpu-expand: $(BUILD)/tests/kernels/expand.o $(BUILD)/libllmc.a
 $(BUILD)/gpu-llmc $(BUILD)/gpu-expand:
@@ -234,7 +234,8 @@ $(BUILD)/install/libllmc.a: $(OBJ)
 	@rm -f $@
 	$(AR) rcs $@ $(BUILD)/install/llmc.o
 
-# Program that writes man pages and completions; for a cross build, one of this machine.
+# Program that writes man pages and completions; for a cross build this must be a program of this
+# machine.
 HOST_LLMC ?= $(BUILD)/llmc
 
 install: all $(BUILD)/install/libllmc.a ## header, libraries, pkg-config file, man pages, shell completions and llmc under PREFIX

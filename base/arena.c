@@ -78,8 +78,8 @@ alloc(Arena *a, size_t n, size_t elem_bytes)
 			return NULL;
 		*b = (ArenaBlock){ .cap = cap };
 		ASAN_POISON_MEMORY_REGION(b->data, cap);
-		/* An allocation that fills a block of its own is linked after the head, whose free
-		 * space stays in use. */
+		/* A large allocation that has a block of its own is linked after the head, so that
+		 * the free space of the head stays in use. */
 		if (a->head && bytes == cap) {
 			b->next = a->head->next;
 			a->head->next = b;

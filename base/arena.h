@@ -1,10 +1,10 @@
 /* Arena allocation. Allocations live until the arena is released; none is freed on its own.
  *
- * Out of memory does not return: arena_alloc jumps to arena->oom, which the owner of the arena
- * has set with setjmp. Code that allocates from an arena must therefore hold no resource that
- * only it can release. It registers files, parsers and heap strings with arena_defer; the arena
- * releases them at the latest. Under ASan the gap after each allocation is poisoned. One thread
- * at a time. */
+ * Out of memory does not return: arena_alloc jumps to arena->oom, which the owner of the arena has
+ * set with setjmp. Code that allocates from an arena must therefore hold no resource that it would
+ * have to release itself. It registers files, parsers and heap strings with arena_defer, and
+ * arena_release releases those that are left. Under ASan the gap after each allocation is poisoned.
+ * One thread at a time. */
 #ifndef LLMC_BASE_ARENA_H
 #define LLMC_BASE_ARENA_H
 
@@ -29,11 +29,11 @@ typedef struct Arena {
 void arena_init(Arena *a); /* zeroes *a; the caller then sets a->oom */
 /* runs the deferred calls, last registered first, and frees all memory */
 void arena_release(Arena *a);
-/* Register fn(p) to run at arena_release. If the registration itself runs out of memory, fn(p) runs
- * at once, before the jump. */
+/* Register fn(p) to run at arena_release. If memory runs out during the registration, fn(p) runs at
+ * once, before the jump. */
 void arena_defer(Arena *a, void (*fn)(void *), void *p);
 void arena_done(Arena *a, void *p); /* runs the deferred call of p now and unregisters it */
-Strbuf *arena_strbuf(Arena *a);     /* released with the arena; earlier release is fine */
+Strbuf *arena_strbuf(Arena *a);     /* released with the arena, or earlier by the caller */
 void arena_out(Arena *a) __attribute__((noreturn)); /* reports out of memory: longjmp to a->oom */
 void *arena_alloc(Arena *a, size_t n,
                   size_t elem_bytes); /* zeroed, 16-byte aligned; checks n * elem_bytes */

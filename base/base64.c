@@ -40,7 +40,7 @@ base64_decode(const char *s, size_t n, uint8_t *out, size_t *at)
 		}
 		bits = bits << 6 | (uint32_t)v;
 		n_value++;
-		/* from its second value on, each value of a group completes a byte */
+		/* each value of a group, except the first one, completes a byte */
 		if (n_value % 4 != 1)
 			out[n_out++] = (uint8_t)(bits >> (2 * ((4 - n_value % 4) % 4)));
 	}

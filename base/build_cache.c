@@ -134,7 +134,7 @@ read_entry(int fd, const char *path, const char *key, Strbuf *out, llmc_error *e
 	struct stat st;
 	size_t n = 0;
 
-	if (fstat(fd, &st) < 0 || !st.st_nlink) /* evicted between open and lock */
+	if (fstat(fd, &st) < 0 || !st.st_nlink) /* the entry was evicted between open and lock */
 		return error_set(err, LLMC_E_IO, "%s: no such file", path);
 	if (file_check_stat(path, &st, err) != LLMC_OK)
 		return LLMC_E_INPUT;
@@ -169,7 +169,7 @@ cache_find(const Cache *c, const char *kind, const char *key, CacheEntry *e, Str
 		if (fd < 0) {
 			error_set(err, LLMC_E_IO, "%s: %s", strbuf_str(&e->path), strerror(errno));
 		} else {
-			/* if the file system has no locks, an entry may be evicted before it is
+			/* on a file system without locks, an entry may be evicted before it is
 			 * loaded */
 			lock(fd, LOCK_SH);
 			e->held = fd + 1;
@@ -242,7 +242,7 @@ evict(int dir, const char *name)
 	return gone;
 }
 
-/* List all entries into an array of *n that the caller frees; NULL if memory is out. */
+/* List all entries in an array of *n elements, which the caller frees; NULL: out of memory. */
 static CacheFile *
 list(DIR *d, int *n, int64_t *bytes)
 {
@@ -274,7 +274,7 @@ list(DIR *d, int *n, int64_t *bytes)
 	return all;
 }
 
-/* Bytes of all files below a folder */
+/* Return the bytes of all files below a folder */
 static int64_t
 folder_bytes(int at, const char *name)
 {
@@ -295,8 +295,9 @@ folder_bytes(int at, const char *name)
 }
 
 /* Count the entries again and add `more`, the bytes about to be written. If the total exceeds the
- * limit, evict the least recently used entries down to 90 % of it. Headers that tests precompiled
- * count, but only tools/build_cache.py evicts them, which holds their locks. */
+ * limit, evict the least recently used entries down to 90 % of it. Headers that tests have
+ * precompiled are counted, but only tools/build_cache.py evicts them, because it takes
+ * their locks. */
 static void
 count_again(const Cache *c, Usage *u, int64_t more)
 {
@@ -349,7 +350,8 @@ add_usage(const Cache *c, int fd, int64_t bytes)
 		if (u.bytes > c->limit)
 			count_again(c, &u, bytes);
 	}
-	(void)!pwrite(fd, &u, sizeof u, 0); /* if it fails, the next writer counts again */
+	/* ignore a failure: the next writer then counts again */
+	(void)!pwrite(fd, &u, sizeof u, 0);
 }
 
 void
@@ -364,7 +366,8 @@ cache_trim(const Cache *c)
 
 /* ---- writing ---- */
 
-/* No fsync: a file that a power failure truncated fails its checksum. */
+/* Write data and trailer, without fsync: if a power failure truncates the file, its checksum
+ * fails. */
 static bool
 write_with_trailer(int fd, const char *key, const void *data, size_t n)
 {
@@ -438,8 +441,8 @@ cache_temporary_remove(const char *dir)
 	rmdir(dir);
 }
 
-/* Remove folders that killed writers left. Age decides, not the process id, which may belong to
- * another process in another container. */
+/* Remove folders that killed writers left. They are removed by age, not by process id, because in
+ * another container the id may belong to another process. */
 static void
 sweep(const char *tmp)
 {

@@ -10,9 +10,9 @@
  *             least recently used entries without a reader, down to 90 % of the limit. Renames and
  *             evictions happen under an exclusive flock on .usage.
  *
- * LLMC_CACHE_SIZE limits the cache [2G]; 0 disables it. LLMC_CACHE_STATS names a file that gets
- * one line per lookup: "hit so", "miss emu" or "damaged so", then the folder, or "-" if there is
- * none. */
+ * LLMC_CACHE_SIZE limits the cache [2G]; 0 disables it. LLMC_CACHE_STATS names a file that gets one
+ * line per lookup: "hit so", "miss emu" or "damaged so", then the folder, or "-" if there is no
+ * folder. */
 #ifndef LLMC_BASE_BUILD_CACHE_H
 #define LLMC_BASE_BUILD_CACHE_H
 
@@ -34,22 +34,23 @@ typedef struct CacheEntry {
 /* Parse LLMC_CACHE_SIZE into bytes; 0: disabled. E_INPUT: not a size. */
 llmc_status cache_limit(int64_t *limit, llmc_error *err);
 /* Open the cache at `root`, or at $LLMC_CACHE if root is NULL. E_IO: no file can be written there.
- * E_INPUT: others may write to it, or LLMC_CACHE_SIZE is not a size. The cache is usable after
- * every status; after an error, or when disabled, lookups miss and stores are dropped. */
+ * E_INPUT: other users may write to the folder, or LLMC_CACHE_SIZE is not a size. The cache may be
+ * used after every status: after an error, or if it is disabled, lookups miss and stores are
+ * dropped. */
 llmc_status cache_open(Cache *c, const char *root, llmc_error *err);
 void cache_close(Cache *c);
 bool cache_keeps(const Cache *c);
 
 /* Look up an entry. *e receives its path and stays locked until released; *out (may be NULL)
- * receives the contents. E_IO: no such entry; E_CHECK: damaged; E_INPUT: others may have written
- * it. */
+ * receives the contents. E_IO: no such entry; E_CHECK: damaged; E_INPUT: another user may have
+ * written it. */
 llmc_status cache_find(const Cache *c, const char *kind, const char *key, CacheEntry *e,
                        Strbuf *out, llmc_error *err);
 /* Store an entry. If e is not NULL, it receives the path and holds the lock. */
 llmc_status cache_put(const Cache *c, const char *kind, const char *key, const void *data, size_t n,
                       CacheEntry *e, llmc_error *err);
-void cache_unlock(CacheEntry *e); /* keeps the path */
-/* Evict entries above the limit; for a writer that has released its own entries. */
+void cache_unlock(CacheEntry *e); /* releases the lock, but keeps the path */
+/* Evict entries above the limit. Writers call it after they have released their own entries. */
 void cache_trim(const Cache *c);
 void cache_entry_release(CacheEntry *e);
 
@@ -58,11 +59,11 @@ void cache_entry_release(CacheEntry *e);
 llmc_status cache_temporary(const Cache *c, Strbuf *dir, llmc_error *err);
 void cache_temporary_remove(const char *dir); /* removes the files in it too */
 
-/* Kind of entries with a program's output about itself (base/program.h). They are not compilations,
- * so LLMC_CACHE_STATS omits their lookups. */
+/* Kind of entries that hold a program's output about itself (base/program.h). Such lookups concern
+ * no compilation, so LLMC_CACHE_STATS omits them. */
 #define CACHE_ANSWERS "cc"
-/* Kind of entries with a compiler's messages about a source that it refused. A miss is no
- * compilation, so LLMC_CACHE_STATS only counts hits. */
+/* Kind of entries that hold a compiler's messages about a source that it refused. A miss does not
+ * lead to a compilation, so LLMC_CACHE_STATS counts hits only. */
 #define CACHE_REFUSALS "log"
 
 #endif

@@ -1,4 +1,4 @@
-/* Walk the control groups of this process, version 1 or 2. */
+/* Visits the control groups of this process, version 1 or 2. */
 #include "base/cgroup.h"
 
 #include <stdio.h>
@@ -107,7 +107,8 @@ cgroup_each(const char *root, const char *controller, CgroupFn fn, void *user)
 			continue;
 		snprintf(mount, sizeof mount, "/sys/fs/cgroup/%s", controller);
 		visit_parents(root, mount, group, false, fn, user);
-		if (strcmp(kind, controller) != 0) { /* mounted under the names of all */
+		/* a hierarchy of several controllers may be mounted under all of their names */
+		if (strcmp(kind, controller) != 0) {
 			snprintf(mount, sizeof mount, "/sys/fs/cgroup/%s", kind);
 			visit_parents(root, mount, group, false, fn, user);
 		}

@@ -1,6 +1,6 @@
 /* Trailer that identifies a built file and detects damage: 64 digits of a key, 64 digits of the
- * SHA-256 of contents and key, and 8 bytes that identify the format. The contents come first, so
- * the dynamic loader accepts a shared object with the trailer. */
+ * SHA-256 of contents and key, and 8 bytes that identify the format. The trailer comes after the
+ * contents, so the dynamic loader accepts a shared object with a trailer. */
 #ifndef LLMC_BASE_CHECKSUMMED_FILE_H
 #define LLMC_BASE_CHECKSUMMED_FILE_H
 
@@ -17,7 +17,7 @@ llmc_status checksum_trailer_check(const char *path, const char mark[8], const c
                                    const void *data, size_t size, size_t *n, llmc_error *err);
 
 /* Read a file with a trailer. *out (may be NULL: only verify) receives the contents. E_IO: no such
- * file; E_CHECK as above; E_INPUT: others may have written it. */
+ * file; E_CHECK as above; E_INPUT: another user may have written it. */
 llmc_status checked_read(const char *path, const char mark[8], const char *key, Strbuf *out,
                          llmc_error *err);
 llmc_status checked_write(const char *path, const char mark[8], const char *key, const void *data,

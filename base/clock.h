@@ -8,6 +8,7 @@
 double clock_now(void); /* seconds */
 void clock_after(struct timespec *t,
                  int ms); /* absolute time `ms` milliseconds from now, for timed waits */
-void clock_cond_init(pthread_cond_t *c); /* timed waits on it end at a time of clock_after */
+/* initialises c so that timed waits on it take times of clock_after */
+void clock_cond_init(pthread_cond_t *c);
 
 #endif

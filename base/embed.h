@@ -8,8 +8,9 @@
 /* Return an embedded file by its path from the repository root; NULL: no such file. A NUL follows
  * the content; *size (may be NULL) does not count it. */
 const char *embed_find(const char *path, size_t *size);
-/* Return the embedded file `name` from any folder below `folder`; *path (may be NULL) receives its
- * path. No two embedded templates of a target share a file name. */
+/* Return the embedded file with the name `name` in any folder below `folder`; *path (may be NULL)
+ * receives its path. It is unique, because no two embedded templates of a target share a file
+ * name. */
 const char *embed_find_below(const char *folder, const char *name, const char **path);
 /* Return the path of the i-th embedded file; NULL: there are fewer. */
 const char *embed_path(size_t i);

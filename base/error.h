@@ -4,9 +4,9 @@
 
 #include "llmc.h"
 
-/* Format a message into *err (may be NULL) and return `code`, for use as `return
- * error_set(...)`. Messages contain names of files, servers and requests: characters that steer a
- * terminal or forge a line of a log become '?'. */
+/* Format a message into *err (may be NULL) and return `code`, for use as `return error_set(...)`.
+ * Messages may quote files, servers and requests, so characters that control a terminal or would
+ * forge a log line become '?'. */
 llmc_status error_set(llmc_error *err, llmc_status code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 

@@ -173,7 +173,7 @@ bool
 file_write_fd(int fd, const void *data, size_t n)
 {
 	for (const char *p = data; n;) {
-		/* Linux writes less than 2 GiB per call, other systems reject more */
+		/* Linux writes at most 2 GiB per call, and other systems reject larger sizes */
 		ssize_t k = write(fd, p, n < 1 << 30 ? n : 1 << 30);
 		if (k < 0 && errno == EINTR)
 			continue;
@@ -196,8 +196,8 @@ file_write(const char *path, const void *data, size_t size, llmc_error *err)
 
 	if (same_content(path, data, size))
 		return LLMC_OK;
-	/* the name may exist: left by a dead process, or by one in another container with the same
-	 * process id */
+	/* the name may exist: a dead process has left it, or a process with the same id in another
+	 * container uses it */
 	do {
 		int len = snprintf(tmp, sizeof tmp, "%s.tmp.%ld.%u", path, (long)getpid(),
 		                   atomic_fetch_add(&serial, 1));

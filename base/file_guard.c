@@ -1,7 +1,7 @@
 /* Guard of mapped files. A file that is truncated while it is mapped raises SIGBUS on the next read
  * of a missing page. The handler replaces the rest of the map by zero pages and counts the fault,
- * so that the reader can finish and report an error. The table is global, because a signal handler
- * has no other way to it. */
+ * so that the reader can finish and report an error. The table of maps is global, because a signal
+ * handler cannot reach it otherwise. */
 #include <signal.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -13,7 +13,8 @@
 enum { MAX_MAPS = 4096 };
 
 static struct {
-	atomic_uintptr_t from, to; /* from 0: free; from 1: being set */
+	/* address range of a map; from 0: free entry; from 1: entry being set */
+	atomic_uintptr_t from, to;
 	atomic_uint faults;
 } maps[MAX_MAPS];
 static atomic_uint n_faults;
@@ -63,7 +64,8 @@ on_fault(int sig, siginfo_t *info, void *context)
 		atomic_fetch_add(&n_faults, 1);
 		return;
 	}
-	sigaction(SIGBUS, &previous, NULL); /* not a guarded map: the read faults again */
+	/* not a guarded map: restore the previous handler, for which the read faults again */
+	sigaction(SIGBUS, &previous, NULL);
 }
 
 llmc_status

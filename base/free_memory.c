@@ -7,7 +7,7 @@
 #include "base/cgroup.h"
 #include "base/number.h"
 
-/* A group without a limit has 2^63 in cgroup v1, rounded down to pages. */
+/* Limits above this mean no limit: cgroup v1 reports 2^63, rounded down to pages. */
 #define NO_LIMIT ((int64_t)1 << 60)
 
 static void
@@ -27,7 +27,7 @@ group(void *user, const char *root, const char *dir, bool v2)
 		used -= host_field(root, path, cache[v2][i], 0);
 	for (int i = 0; limit_file[v2][i]; i++) {
 		snprintf(path, sizeof path, "%s/%s", dir, limit_file[v2][i]);
-		int64_t limit = host_number(root, path, 0); /* "max" is read as 0 */
+		int64_t limit = host_number(root, path, 0); /* "max" (no limit) reads as 0 */
 		int64_t left = limit - (used > 0 ? used : 0);
 		if (limit <= 0 || limit >= NO_LIMIT || left >= out->bytes)
 			continue;

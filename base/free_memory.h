@@ -11,7 +11,8 @@ typedef struct FreeMemory {
 } FreeMemory;
 
 /* Return the smallest of MemAvailable and the free part of each limit of a control group; pages of
- * its file cache count as free. LLMC_FREE_MEMORY replaces it. root: prefix of paths, for tests. */
+ * a group's file cache count as free. LLMC_FREE_MEMORY replaces it. root: prefix of paths, for
+ * tests. */
 FreeMemory free_memory(const char *root);
 
 #endif

@@ -1,4 +1,4 @@
-/* Sleep until another thread or process changes a word, by futex(2): the only file that uses it. A
+/* Sleep until another thread or process changes a word, by futex(2), which only futex.c uses. A
  * port to another system replaces these two functions: macOS has os_sync_wait_on_address. */
 #ifndef LLMC_BASE_FUTEX_H
 #define LLMC_BASE_FUTEX_H
@@ -6,10 +6,11 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Sleep until futex_wake(word) if the low 32 bits of *word equal `value`; may return earlier for no
- * reason. shared: the word lies in memory that processes share. seconds: time limit, 0: none.
- * False: the time is over. */
+/* Sleep until futex_wake(word) if the low 32 bits of *word equal `value`; it may also return
+ * earlier without a reason. shared: the word is in memory that processes share. seconds: time
+ * limit, 0: none. False: the time is over. */
 bool futex_wait(atomic_ullong *word, uint32_t value, bool shared, double seconds);
-/* Wake all threads that sleep in futex_wait(word), and with `shared` those of other processes. */
+/* Wake all threads that sleep in futex_wait(word); with `shared` also threads of other
+ * processes. */
 void futex_wake(atomic_ullong *word, bool shared);
 #endif

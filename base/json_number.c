@@ -54,7 +54,7 @@ json_number_syntax(const char *s, size_t n)
 	return n && json_number_length(s, n, &real) == n;
 }
 
-/* U+10FFFE is no character, so no other string begins with it. */
+/* Mark of kept numbers: U+10FFFE is not a character, so no other string begins with it. */
 static const char kept[] = "\xF4\x8F\xBF\xBE";
 enum { N_KEPT = sizeof kept - 1 };
 
@@ -94,14 +94,14 @@ json_dumps_numbers(const json_t *v, size_t flags)
 {
 	char *text = json_dumps(v, flags), *to = text;
 
-	/* a kept number is a whole string, and its quotes and mark go */
+	/* a string that begins with the mark is a kept number: remove its quotes and mark */
 	for (const char *s = text; s && *s;) {
 		size_t n = *s == '"' && !strncmp(s + 1, kept, N_KEPT) ? strcspn(s + 1, "\"") : 0;
 		if (n && json_number_syntax(s + 1 + N_KEPT, n - N_KEPT) && s[1 + n + 1] != ':') {
 			memmove(to, s + 1 + N_KEPT, n - N_KEPT);
 			to += n - N_KEPT;
 			s += n + 2;
-		} else if (*s == '"') { /* another string, as it is */
+		} else if (*s == '"') { /* any other string is copied unchanged */
 			const char *end = s + 1;
 			while (*end && *end != '"')
 				end += *end == '\\' && end[1] ? 2 : 1;

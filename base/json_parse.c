@@ -1,9 +1,9 @@
 /* JSON parser that builds jansson's values.
  *
- * jansson's own lexer ignores failed appends to its token buffer: when one allocation fails and the
- * next succeeds, it writes beyond its buffers or stops the process by an assertion. This parser
- * stops at the first failed allocation. Grammar, limits and messages are those of jansson's
- * json_loadb, which must not be called. */
+ * jansson's own lexer ignores failed appends to its token buffer: if one allocation fails and the
+ * next succeeds, it writes beyond its buffers, or an assertion stops the process. This parser stops
+ * at the first failed allocation. Grammar, limits and messages are those of jansson's json_loadb,
+ * which must not be called. */
 #include "base/json.h"
 
 #include <errno.h>
@@ -56,7 +56,8 @@ fill_error(JsonParser *p, enum json_error_code code, const char *text, bool near
 		         p->s + p->token);
 	else
 		snprintf(e->text, sizeof e->text - 1, "%s", text);
-	e->text[sizeof e->text - 1] = (char)code; /* json_error_code() reads it there */
+	/* json_error_code() reads the code from the last byte */
+	e->text[sizeof e->text - 1] = (char)code;
 }
 
 static void *
@@ -263,8 +264,7 @@ number(JsonParser *p)
 		return out_of_memory(p);
 	if (real) {
 		double x;
-		/* a valid number is refused if it overflows, or if no memory is left for its
-		 * locale */
+		/* number_parse refuses a valid number if it overflows or if memory runs out */
 		errno = 0;
 		if (number_parse(strbuf_str(&p->text), &x))
 			return or_out_of_memory(p, json_real(x));

@@ -1,5 +1,5 @@
-/* JSON Schema as the grammar of values (grammar/) and the reader of tool calls (text/) share it:
- * types, references, names. Drafts 4 to 2020-12. */
+/* Parts of JSON Schema that grammars of values (grammar/) and the reader of tool calls (text/)
+ * share: types, references, names. Drafts 4 to 2020-12. */
 #ifndef LLMC_BASE_JSON_SCHEMA_H
 #define LLMC_BASE_JSON_SCHEMA_H
 
@@ -8,32 +8,36 @@
 
 #include "base/arena.h"
 
-enum { /* types of a value; T_NUMBER: one with a fraction. "number" allows both */
-       T_NULL = 1,
-       T_BOOLEAN = 2,
-       T_INTEGER = 4,
-       T_NUMBER = 8,
-       T_STRING = 16,
-       T_ARRAY = 32,
-       T_OBJECT = 64,
-       T_ALL = 127
+/* types of a value; T_NUMBER: a number with a fraction. The type "number" allows T_INTEGER and
+ * T_NUMBER */
+enum {
+	T_NULL = 1,
+	T_BOOLEAN = 2,
+	T_INTEGER = 4,
+	T_NUMBER = 8,
+	T_STRING = 16,
+	T_ARRAY = 32,
+	T_OBJECT = 64,
+	T_ALL = 127
 };
 
-/* Type of a name such as "array"; 0: unknown or no string. */
+/* Return the type that a name such as "array" means; 0: unknown, or not a string. */
 int json_schema_type(const json_t *name);
 /* Types of a value; an integer is also a number. */
 int json_schema_type_of(const json_t *v);
-/* Types to which the keywords of a schema without `type` apply; T_ALL if there are none. */
+/* Return the types to which the keywords of a schema without `type` apply; T_ALL if no keyword
+ * applies to a type. */
 int json_schema_implied_types(const json_t *schema);
 
 /* Names of llmc_additional, in its order. */
 extern const char *const json_schema_additional[3];
-/* Index of a name; -1: unknown. */
+/* Return the index of a name; -1: unknown. */
 int json_schema_additional_of(const char *name);
 
-/* Whether a $ref points into the document; then *ref moves on to its fragment. */
+/* Does a $ref point into the document? If so, *ref is advanced to the fragment. */
 bool json_schema_is_local(const json_t *root, const char **ref);
-/* The target of a fragment: JSON pointer, anchor, or the root if empty. NULL: it does not exist. */
+/* Return the target of a fragment: a JSON pointer, an anchor, or empty for the root. NULL: it does
+ * not exist. */
 const json_t *json_schema_target(Arena *a, const json_t *root, const char *fragment);
 
 typedef enum NameMatch { NAME_DIFFERS, NAME_MATCHES, NAME_UNDECIDED, NAME_NO_MEMORY } NameMatch;

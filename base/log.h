@@ -1,4 +1,4 @@
-/* Lines for the caller's log, if it has set one. */
+/* Writes lines to the caller's log function, if there is one. */
 #ifndef LLMC_BASE_LOG_H
 #define LLMC_BASE_LOG_H
 

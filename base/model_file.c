@@ -41,7 +41,8 @@ model_file_is_mmproj(const char *path)
 	return ends_with(path, ".gguf") && strcasestr(base, "mmproj");
 }
 
-/* Length of the text that a file's name shares with the model's, after a prefix "mmproj" */
+/* Return the length of the text that a tower's name, after a prefix "mmproj", shares with the
+ * model's name */
 static size_t
 shared_name(const char *model, const char *name)
 {
@@ -72,7 +73,7 @@ model_file_mmproj_order(const char *model, const char *a, const char *b)
 	return n != k ? (n > k ? -1 : 1) : type ? type : strcmp(a, b);
 }
 
-/* Does a name go on with a quantisation format, or end? "Q4_K_M.gguf", "UD-IQ2_M", "bf16", "" */
+/* Is the rest of a name a quantisation format or empty? "Q4_K_M.gguf", "UD-IQ2_M", "bf16", "" */
 static bool
 is_type(const char *s)
 {
@@ -96,7 +97,8 @@ folded(char c)
 	return c && strchr("_.", c) ? '-' : tolower((unsigned char)c);
 }
 
-/* Length of the common beginning of two names, up to a separator; these are equal */
+/* Return the length of the common beginning of two names, up to a separator; all separators count
+ * as equal */
 static size_t
 common_name(const char *a, const char *b)
 {
@@ -136,7 +138,7 @@ model_file_same_model(const char *a, const char *b)
 	const size_t n = common_name(a, b), na = model_file_part(a, 5, &no, &count),
 	             nb = model_file_part(b, 5, &no, &count);
 
-	if (na == nb && strncasecmp(a, b, na) == 0) /* parts of one file */
+	if (na == nb && strncasecmp(a, b, na) == 0) /* the names differ in the part only */
 		return true;
 	return n && is_type(a + n) && is_type(b + n);
 }

@@ -29,7 +29,7 @@ edit_distance(const char *a, const char *b, size_t limit)
 			cur[j] = best;
 			least = best < least ? best : least;
 		}
-		/* a swap reaches back two rows */
+		/* a swap refers to two rows above, so both rows must reach the limit */
 		if (least >= limit && before >= limit)
 			return limit;
 		before = least;

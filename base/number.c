@@ -13,7 +13,7 @@ number_parse(const char *text, double *out)
 	char *end;
 	const char *p = text + (*text == '-' || *text == '+');
 
-	/* no hexadecimal digits, no "inf" or "nan", no leading blanks */
+	/* strtod would also accept hexadecimal digits, "inf", "nan" and leading blanks */
 	if (((*p < '0' || *p > '9') && *p != '.') || p[strspn(p, "0123456789.eE+-")])
 		return false;
 	locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0);
@@ -42,8 +42,8 @@ round_to(double v, int n, char digit[32], int *exp)
 		if (*p >= '0' && *p <= '9')
 			digit[k++] = *p;
 	digit[k] = 0;
-	snprintf(text, sizeof text, "%se%d", digit,
-	         *exp - k + 1); /* no decimal point, so strtod does not depend on the locale */
+	/* without a decimal point, so that strtod does not depend on the locale */
+	snprintf(text, sizeof text, "%se%d", digit, *exp - k + 1);
 	return strtod(text, NULL) == fabs(v);
 }
 

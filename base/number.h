@@ -20,7 +20,7 @@ const char *human_bytes(double bytes, char buf[32]);
  * -inf. */
 void number_text(char out[NUMBER_SIZE], double v, int digits);
 void number_plain(char out[NUMBER_SIZE], double v,
-                  int digits); /* the same, but integers have no point */
+                  int digits); /* like number_text, but integers have no point */
 
 /* Return the double with the fewest decimal digits that rounds to v: 0.6 for 0.6f. */
 double number_of_float(float v);

@@ -1,4 +1,4 @@
-/* Wait for events of many file descriptors, by epoll(7): the only file that uses it. A port to
+/* Wait for events of many file descriptors, by epoll(7), which only poller.c uses. A port to
  * another system replaces poller.c, by kqueue for example.
  *
  * A poller is a file descriptor, closed by close(2). Threads may share it. */
@@ -10,7 +10,7 @@
 enum {
 	POLLER_READ = 1,   /* bytes, a connection or the end of the stream can be read */
 	POLLER_WRITE = 2,  /* bytes can be written */
-	POLLER_ENDED = 4,  /* the peer sends no more */
+	POLLER_ENDED = 4,  /* the peer will send nothing more */
 	POLLER_FAILED = 8, /* an error, or both directions are closed */
 };
 
@@ -19,14 +19,14 @@ typedef struct PollerEvent {
 	void *data;      /* given by poller_add or poller_change */
 } PollerEvent;
 
-/* A new poller; -1 on failure, with errno. */
+/* Create a poller; -1 on failure, with errno. */
 int poller_open(void);
-/* Report the events of fd with data, until poller_remove. False on failure, with errno. */
+/* Report events of fd, together with `data`, until poller_remove. False on failure, with errno. */
 bool poller_add(int poller, int fd, unsigned events, void *data);
 /* Report other events, or other data, of an added descriptor. False on failure, with errno. */
 bool poller_change(int poller, int fd, unsigned events, void *data);
-/* Call it before close(fd): a process that is being started has a copy of fd until exec, and its
- * events would go on. */
+/* Call it before close(fd): a process that is being started has a copy of fd until exec, so events
+ * would still be reported. */
 void poller_remove(int poller, int fd);
 /* Write up to cap (1 to 64) events to out and return their number; 0 after ms milliseconds (-1: no
  * limit) or a signal; -1 on failure, with errno. */

@@ -96,8 +96,8 @@ program_run(char *const argv[], size_t cap, Strbuf *out, int *code, llmc_error *
 	close(fd[0]);
 	while ((rc = waitpid(pid, &state, 0)) < 0 && errno == EINTR)
 		;
-	/* The status is lost if the host program ignores SIGCHLD; the caller then checks the output
-	 * file. */
+	/* If the host program ignores SIGCHLD, the status is lost: report 0, and let the caller
+	 * check the output file. */
 	*code = rc < 0 ? 0 : WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state);
 	return LLMC_OK;
 }

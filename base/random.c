@@ -7,7 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Bytes of splitmix64, seeded by clocks, process and call. */
+/* Make bytes by splitmix64, seeded by clocks, the process id and the number of the call. */
 static void
 bytes_of_clocks(unsigned char *out, size_t n)
 {

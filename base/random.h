@@ -4,7 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Mix the bits of x: the last step of splitmix64. Numbers that differ give unrelated ones. */
+/* Mix the bits of x: the last step of splitmix64. Different numbers give unrelated results. */
 static inline uint64_t
 random_mix(uint64_t x)
 {
@@ -13,8 +13,8 @@ random_mix(uint64_t x)
 	return x ^ (x >> 31);
 }
 
-/* Fill n (at most 256) bytes from getrandom(2). If a sandbox forbids that call, they are made from
- * the clocks and the process: distinct, but not secret. */
+/* Fill n (at most 256) bytes from getrandom(2). If a sandbox forbids that call, the bytes are made
+ * from clocks and process id: distinct, but not secret. */
 void random_bytes(void *out, size_t n);
 /* 64 random bits. */
 uint64_t random_u64(void);

@@ -26,7 +26,7 @@ ror(uint32_t x, int n)
 	return x >> n | x << (32 - n);
 }
 
-static int known; /* whether the processor has instructions for it; 0: not yet, 1: no, 2: yes */
+static int known; /* does the processor have instructions for SHA-256? 0: unknown, 1: no, 2: yes */
 
 void
 sha256_portable(bool only)
@@ -51,7 +51,7 @@ has_instructions(void)
 	return now == 2;
 }
 
-/* The instructions hold the state as words a b e f and c d g h, the highest first. */
+/* The instructions store the state as words a b e f and c d g h, the highest word first. */
 __attribute__((target("sha,sse4.1"))) static void
 compress_with_instructions(uint32_t h[8], const uint8_t *p)
 {

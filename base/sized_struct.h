@@ -1,6 +1,6 @@
-/* Structs of llmc.h that begin with their size as of the caller's build: both sides read and write
- * the fields that both have. Size 0 means this library's own size; code inside the library leaves
- * it unset. */
+/* Structs of llmc.h begin with their size in the caller's build, so that library and caller read
+ * and write only the fields that both have. Size 0 means this library's own size; code inside the
+ * library leaves it unset. */
 #ifndef LLMC_BASE_SIZED_STRUCT_H
 #define LLMC_BASE_SIZED_STRUCT_H
 
@@ -30,7 +30,7 @@ sized_give(void *theirs, const void *own, size_t cap)
 	memcpy(theirs, &n, sizeof n);
 }
 
-/* Copy the caller's struct over `own`, which holds the defaults; NULL keeps them. */
+/* Copy the caller's struct over `own`, which holds the defaults. theirs NULL: keep the defaults. */
 #define SIZED_TAKE(own, theirs) sized_take(&(own), sizeof(own), (theirs))
 /* Copy `own` into the caller's struct and preserve its size field. */
 #define SIZED_GIVE(theirs, own) sized_give((theirs), &(own), sizeof(own))

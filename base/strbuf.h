@@ -1,6 +1,6 @@
-/* A growing byte string on the heap. After an allocation fails the buffer is `failed`, later
- * appends do nothing, and the caller checks once at the end. data is NUL-terminated whenever len >
- * 0 (NULL before). */
+/* A growing byte string on the heap. If an allocation fails, the buffer becomes `failed` and later
+ * appends do nothing, so the caller checks once at the end. data is NUL-terminated whenever len > 0
+ * (NULL before). */
 #ifndef LLMC_BASE_STRBUF_H
 #define LLMC_BASE_STRBUF_H
 

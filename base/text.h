@@ -6,7 +6,7 @@
 #include <string.h>
 #include <strings.h>
 
-/* Return whether s ends with `tail`; NULL ends only with "". */
+/* Return whether s ends with `tail`; s NULL ends only with "". */
 static inline bool
 ends_with(const char *s, const char *tail)
 {
@@ -31,8 +31,8 @@ text_order(const void *a, const void *b)
 {
 	return strcmp(*(char *const *)a, *(char *const *)b);
 }
-/* Return what follows the host in hf.co/ORG/REPO or huggingface.co/ORG/REPO, names of models that
- * web pages show; NULL: another string. */
+/* Return the part after the host of hf.co/ORG/REPO or huggingface.co/ORG/REPO, forms of model names
+ * on web pages; NULL: another string. */
 static inline const char *
 text_after_hub(const char *s)
 {

@@ -1,4 +1,4 @@
-/* Replacement follows the Unicode recommendation: one U+FFFD per maximal subpart of an ill-formed
+/* Invalid bytes are replaced as Unicode recommends: one U+FFFD per maximal subpart of an ill-formed
  * sequence, as in Rust and Python. */
 #include "base/utf8.h"
 
@@ -26,7 +26,7 @@ utf8_next(const char *s, size_t n, size_t *len)
 		if (p[0] == 0xE0)
 			lo = 0xA0;
 		if (p[0] == 0xED)
-			hi = 0x9F; /* no surrogates */
+			hi = 0x9F; /* surrogates are invalid */
 	} else {
 		more = 3;
 		cp = p[0] & 0x07;
@@ -105,7 +105,7 @@ utf8_whole(const char *s, size_t n)
 		size_t len;
 		if ((c & 0xC0) == 0x80)
 			continue;
-		/* ill-formed only because the input ends */
+		/* the character is invalid only because the input ends */
 		if (need[c >> 4] > back && utf8_next(s + n - back, back, &len) < 0 && len == back)
 			return n - back;
 		break;

@@ -1,6 +1,6 @@
-/* Converts expressions to states and byte edges. A rule is built once and called. A counted
- * repetition is an edge with a counter, never a copy. The words of an alternative share a prefix
- * tree, so an enumeration of thousands stays deterministic. */
+/* Converts expressions to states and byte edges. Each rule is built once; uses of it are calls. A
+ * counted repetition is an edge with a counter, not copies of its body. The words of an alternative
+ * share a prefix tree, so an enumeration of thousands stays deterministic. */
 #include <stdlib.h>
 
 #include "base/utf8.h"
@@ -44,7 +44,7 @@ byte(AutomatonBuilder *m, int32_t from, int32_t to, uint8_t lo, uint8_t hi)
 	edge(m, from, (Edge){ .kind = EDGE_BYTE, .lo = lo, .hi = hi, .to = to });
 }
 
-/* Adds paths of byte ranges for the characters lo..hi, which have one length in UTF-8. */
+/* Adds paths of byte ranges for the characters lo..hi, which all have the same length in UTF-8. */
 static void
 chars(AutomatonBuilder *m, int32_t from, int32_t to, uint32_t lo, uint32_t hi)
 {
@@ -208,7 +208,7 @@ repeat(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 {
 	int32_t min = x->min, max = x->max, a = state(m), z = state(m);
 
-	if (nullable(m, x->part[0])) { /* an iteration may be empty and still counts */
+	if (nullable(m, x->part[0])) { /* an empty iteration counts too */
 		min = 0;
 		if (max > 1) {
 			if (max > 64)
@@ -218,7 +218,7 @@ repeat(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 				    "remove the limit or make the item non-empty",
 				    max);
 			for (int32_t i = 0; i < max;
-			     i++) { /* a counter could be advanced without a byte */
+			     i++) { /* otherwise the counter could advance without a byte */
 				int32_t next = i == max - 1 ? to : state(m);
 				make(m, x->part[0], from, next);
 				eps(m, from, next);
@@ -250,7 +250,8 @@ repeat(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 	}
 }
 
-/* Builds two states per part (with and without a preceding part), never one per subset. */
+/* Builds two states per part, with and without a preceding part, instead of one per subset of
+ * parts. */
 static void
 in_order(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 {
@@ -275,8 +276,8 @@ in_order(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 	eps(m, some, to);
 }
 
-/* The parts that have come are bits of the count of one frame, so there is no state per subset. A
- * required part that nothing matches leaves nothing. */
+/* The parts that have come so far are bits in the count of one frame, so no state per subset is
+ * needed. If a required part matches nothing, the list matches nothing. */
 static void
 unordered(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 {
@@ -308,7 +309,7 @@ unordered(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 		eps(m, from, to);
 }
 
-/* Builds one state per remainder. A number starts with 0 only if it is 0. */
+/* Builds one state per remainder of the digits so far. Only the number 0 may start with 0. */
 static void
 multiple(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 {
@@ -326,9 +327,10 @@ multiple(AutomatonBuilder *m, const Expr *x, int32_t from, int32_t to)
 	eps(m, first, to);
 }
 
-/* The count of a counted graph is a frame like that of a repetition. A gate leads to the characters
- * of an edge only if its target can still end in time, so that no character has to be given up
- * within its bytes. Each node also has a state at which a character has just ended. */
+/* A counted graph counts characters in a frame, as a repetition does. A gate precedes the
+ * characters of an edge and opens only if the edge's target can still end within the maximum, so
+ * that the output never stops within the bytes of a character. Each node also has a state for "a
+ * character has just ended" (tick). */
 static void
 graph(AutomatonBuilder *m, const SymbolGraph *g, int32_t from, int32_t to)
 {
@@ -466,7 +468,7 @@ left_rule(LeftRecursion *l, int32_t rule)
 	l->mark[rule] = 2;
 }
 
-/* Visits all rules with which x may begin. */
+/* Visits all rules that may be the first part of x. */
 static void
 left_of(LeftRecursion *l, const Expr *x)
 {

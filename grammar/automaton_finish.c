@@ -19,7 +19,7 @@ automaton_skip_empty(AutomatonBuilder *m, int32_t *to)
 		int32_t end = to[q];
 		for (size_t i = 0; to[end] != end && i < m->n_state; i++)
 			end = to[end];
-		if (to[end] != end) { /* a cycle of empty edges with no exit */
+		if (to[end] != end) { /* not on a cycle of empty edges without an exit */
 			to[q] = (int32_t)q;
 			continue;
 		}
@@ -33,8 +33,8 @@ automaton_skip_empty(AutomatonBuilder *m, int32_t *to)
 void
 automaton_make_classes(const AutomatonBuilder *m, Automaton *out)
 {
-	/* Always split at these bytes: they separate plain string characters and the byte classes
-	 * of UTF-8 in any grammar. */
+	/* Always split classes at these bytes, which separate the plain characters of strings and
+	 * the byte classes of UTF-8 in any grammar. */
 	static const uint8_t always[] = { 0,    0x20, 0x22, 0x23, 0x5C, 0x5D, 0x7F,
 		                          0x80, 0x90, 0xA0, 0xC0, 0xC2, 0xE0, 0xE1,
 		                          0xED, 0xEE, 0xF0, 0xF1, 0xF4, 0xF5 };
@@ -65,7 +65,7 @@ end_state_of_edge(const AutomatonBuilder *m, const Edge *e)
 }
 
 /* Marks states from which the end of the output or of a rule is reachable. Edges to other states
- * are dropped, so no output can start something that it cannot complete. */
+ * are dropped, so that an output cannot begin a part that it cannot complete. */
 static uint8_t *
 automaton_find_ends(const AutomatonBuilder *m)
 {
@@ -124,7 +124,7 @@ automaton_prune(AutomatonBuilder *m)
 		for (int32_t *k = &m->head[q]; *k >= 0;) {
 			Edge *e = &m->link[*k].e;
 			int32_t inner = end_state_of_edge(m, e);
-			/* a path of a graph may end at a node that no edge leaves */
+			/* a path of a graph may end at a node without outgoing edges */
 			bool over = e->kind == EDGE_TICK && (m->flags[q] & STATE_TICKS);
 			if (!over && (!good[e->to] || (inner >= 0 && !good[inner]))) {
 				*k = m->link[*k].next;

@@ -4,7 +4,7 @@
 
 #include "grammar/grammar_internal.h"
 
-typedef struct RuleLink { /* edge in the list of its source state */
+typedef struct RuleLink { /* edge, as an element of the list of its source state */
 	Edge e;
 	int32_t next; /* next edge of the same state */
 } RuleLink;
@@ -34,7 +34,7 @@ typedef struct AutomatonBuilder {
 /* Replaces a state whose only link is an empty edge by the target of that edge. */
 void automaton_skip_empty(AutomatonBuilder *m, int32_t *to);
 void automaton_make_classes(const AutomatonBuilder *m, Automaton *out);
-/* Removes links to states that cannot reach an end. */
+/* Removes links to states from which no end can be reached. */
 void automaton_prune(AutomatonBuilder *m);
 /* Numbers the reachable states in `place`; the others stay -1. */
 int32_t automaton_reach(const AutomatonBuilder *m, const int32_t *to, int32_t start, int32_t *place,

@@ -27,13 +27,13 @@ typedef struct TokenVocab TokenVocab;
 typedef struct llmc_matcher Matcher;
 typedef struct llmc_grammar Grammar;
 
-typedef struct VocabToken { /* n 0: the id is unused */
+typedef struct VocabToken { /* token as bytes; n 0: the id is unused */
 	const char *bytes;
 	uint32_t n;
 	bool special; /* matched by its id only, never by its bytes */
 } VocabToken;
 
-/* Copies tok [n_tok]. Reference counted: each retain needs a close. */
+/* Copies tok [n_tok]. The vocabulary is reference counted: each retain needs a close. */
 llmc_status token_vocab_open(const VocabToken *tok, int32_t n_tok, TokenVocab **out,
                              llmc_error *err);
 TokenVocab *token_vocab_retain(TokenVocab *l);
@@ -52,13 +52,13 @@ Grammar *grammar_retain(Grammar *g);
 void grammar_close(Grammar *g);
 const TokenVocab *grammar_vocab(const Grammar *g);
 
-/* *complete: text [n] is an output of the grammar. *n_matched: bytes of the longest prefix with
- * which an output can begin. */
+/* Match a string. *complete: text [n] is an output of the grammar. *n_matched: bytes of its longest
+ * prefix that is the beginning of an output. */
 llmc_status grammar_match(Grammar *g, const char *text, size_t n, bool *complete, size_t *n_matched,
                           llmc_error *err);
 
-/* after: NULL-terminated list of strings that the output must contain, in this order, before the
- * grammar begins right after the last one. NULL: the grammar begins at once. */
+/* after: NULL-terminated list of strings. The output must first contain all of them in this order;
+ * the grammar begins right after the last one. NULL: it begins at once. */
 llmc_status matcher_open(Grammar *g, const char *const *after, Matcher **out, llmc_error *err);
 void matcher_close(Matcher *m);
 /* Writes one bit per token to bits [n_words]; bits beyond the vocabulary are 0. If *all is set,

@@ -14,7 +14,8 @@
 enum {
 	/* number of tries: plain tokens of any length, of at most 32 and of 12 characters */
 	N_SLICE = 3,
-	N_BRIEF = 32,        /* plain tokens have a mask per length up to this many characters */
+	/* longest length, in characters, for which plain tokens have a mask of their own */
+	N_BRIEF = 32,
 	MAX_TOKEN = 512,     /* longest allowed token in bytes */
 	MAX_DEPTH = 512,     /* stack depth */
 	MAX_CONFS = 1 << 16, /* (state, stack) pairs per set */
@@ -34,12 +35,13 @@ typedef enum ExprKind {
 	EXPR_REP,   /* part[0], min to max times; max -1: any number */
 	EXPR_RULE,  /* rule `min` */
 	EXPR_ORDER, /* parts in order, separated by part[n]; how[i] is an ORDER_ value */
-	/* n <= MAX_UNORDERED parts, each at most once, in any order; bits of `must`: those that
-	 * must come. part[n] separates them, part[n + 1] may come any number of times; NULL:
-	 * nothing else may */
+	/* n <= MAX_UNORDERED parts, each at most once, in any order. Bits of `must` mark required
+	 * parts. part[n] separates them; part[n + 1] may come any number of times (NULL: nothing
+	 * else may come) */
 	EXPR_UNORDERED,
 	EXPR_TOKEN, /* token with id `min` */
-	/* number without sign: with at most n decimals, a multiple of `min` once all n are written
+	/* number without sign and with at most n decimals; written with all n decimals and without
+	 * the point, it is a multiple of `min`
 	 */
 	EXPR_MULTIPLE,
 	EXPR_GRAPH,  /* paths of a graph, from node 0 to an accepting one */
@@ -49,7 +51,8 @@ typedef enum ExprKind {
 enum { ANCHOR_START, ANCHOR_END, ANCHOR_WORD, ANCHOR_NO_WORD };
 /* characters that a key without quotes cannot contain */
 #define BARE_KEY_ENDS ",:=()[]{}\"'\n\t\r"
-enum { JSON_MAX_DIGITS = 400 }; /* limit of a number, which models would continue without end */
+/* limit of digits, because models may continue a number without end */
+enum { JSON_MAX_DIGITS = 400 };
 enum { MAX_UNORDERED = 62 };
 enum { ORDER_MUST, ORDER_MAY, ORDER_ANY }; /* exactly once; at most once; any number of times */
 
@@ -79,8 +82,8 @@ typedef struct SymbolGraph {
 	const uint8_t *accept; /* [n] */
 	bool counted;          /* paths have min to max edges (max -1: unlimited) */
 	int32_t min, max;
-	/* [n] if counted: shortest and longest rest of a path with at least one edge; lo -1: there
-	 * is none, hi -1: unlimited */
+	/* [n] if counted: lengths of the shortest and longest non-empty rest of a path from each
+	 * node; lo -1: there is none, hi -1: unlimited */
 	const int32_t *lo, *hi;
 } SymbolGraph;
 typedef struct ExprList {
@@ -88,14 +91,14 @@ typedef struct ExprList {
 	size_t n, cap;
 } ExprList;
 
-/* How the arguments of a call are written, if not as JSON (structural_tags.c). */
+/* Notation of the arguments of a call if it is not JSON (structural_tags.c). */
 typedef enum StyleKind { STYLE_JSON, STYLE_PYTHON, STYLE_QUOTED, N_STYLE } StyleKind;
 typedef struct ValueStyle {
 	StyleKind kind;    /* form of values: JSON, Python literals, or strings between `quote` */
-	bool raw;          /* strings stand for themselves, up to `end` */
+	bool raw;          /* strings are written without quotes or escapes, up to `end` */
 	const char *quote; /* NULL: strings as in JSON */
-	/* around an argument: before its key, before a string, before another value, after the
-	 * value; between two arguments */
+	/* strings around an argument: before its key (open), before a string (value), before
+	 * another value (json), after the value (end), and between two arguments */
 	const char *open, *value, *json, *end, *between;
 } ValueStyle;
 
@@ -111,10 +114,11 @@ typedef struct GrammarBuilder { /* state of one compilation from source to autom
 	const char **name; /* [cap_name] rule names for errors; NULL: unnamed */
 	const TokenVocab *lexicon;
 	llmc_grammar_options opt;
-	const char *place;       /* prefix of messages of build_fail; NULL: none */
-	const char *nothing;     /* path of a schema that no value can match; NULL: none found */
-	size_t language_steps;   /* work of language.c, which is bounded */
-	uint32_t work;           /* nodes visited, to check the time limit now and then */
+	const char *place;     /* prefix of messages of build_fail; NULL: none */
+	const char *nothing;   /* path of a schema that no value can match; NULL: none found */
+	size_t language_steps; /* work of language.c, which is bounded */
+	/* number of visited nodes, by which the time limit is checked from time to time */
+	uint32_t work;
 	const ValueStyle *style; /* form of values in a call; NULL: JSON */
 	const CategoryRun *run;  /* [n_run] categories of all characters; NULL: not read yet */
 	size_t n_run;
@@ -141,7 +145,8 @@ Expr *expr_alt(GrammarBuilder *b, int n, ...);
 Expr *expr_rule(GrammarBuilder *b, int32_t rule);
 Expr *expr_token(GrammarBuilder *b, int32_t id);
 void expr_push(GrammarBuilder *b, ExprList *l, Expr *x);
-int32_t rule_new(GrammarBuilder *b); /* the caller sets its body in b->rule[] later */
+/* makes a rule, whose body the caller sets in b->rule[] later */
+int32_t rule_new(GrammarBuilder *b);
 void expr_rule_name(GrammarBuilder *b, int32_t rule,
                     const char *name); /* sets the location and name that errors show */
 Expr *expr_none(GrammarBuilder *b);
@@ -155,13 +160,13 @@ size_t ranges_invert(const Range *r, size_t n, Range *out); /* out has n + 2 ele
 /* ---- front ends ---- */
 
 /* Flags of regex_grammar.c. search: unanchored ends match anywhere in a string. json: characters
- * are written as inside a JSON string. fold: ASCII letters match in both cases. dot_all: `.`
- * matches line ends too. no_lazy: lazy quantifiers are an error. ecma: \s has all white space of
- * ECMA-262 and `.` no line end of it. operand: the result is for language.c. */
+ * are written as in a JSON string. fold: ASCII letters match in both cases. dot_all: `.` matches
+ * line ends too. no_lazy: lazy quantifiers are an error. ecma: \s has all white space of ECMA-262
+ * and `.` no line end of it. operand: the result is for language.c. */
 typedef struct RegexFlags {
 	bool json, search, fold, dot_all, no_lazy, ecma, operand;
 } RegexFlags;
-/* The expression for language.c, with anchors at any position; flags.json is ignored. */
+/* Reads a regex for language.c: anchors may have any position; flags.json is ignored. */
 Expr *regex_operand(GrammarBuilder *b, const char *s, size_t n, RegexFlags flags);
 Expr *regex_read(GrammarBuilder *b, const char *s, size_t n, RegexFlags flags);
 /* Characters of a property of Unicode: a general category by one of its names ("Lu",
@@ -169,7 +174,7 @@ Expr *regex_read(GrammarBuilder *b, const char *s, size_t n, RegexFlags flags);
  * ASCII. Returns the number of ranges; 0: not known. The
  * ranges are sorted, do not touch, and are read once per property. */
 size_t regex_property(GrammarBuilder *b, const char *name, const Range **out);
-/* One character, either plain or as written inside a JSON string */
+/* Matches one character of the ranges, either plain or as written in a JSON string */
 Expr *regex_chars(GrammarBuilder *b, const Range *r, size_t n, RegexFlags flags);
 /* Writes the other case of the ASCII letters in r to out [2 n] and returns their count. */
 size_t ranges_fold(const Range *r, size_t n, Range *out);
@@ -178,18 +183,20 @@ Expr *lark_read(GrammarBuilder *b, const char *s, size_t n, RegexFlags flags);
 Expr *gbnf_read(GrammarBuilder *b, const char *s, size_t n); /* all rules; returns the root */
 Expr *schema_read(GrammarBuilder *b, const char *s, size_t n);
 Expr *schema_of(GrammarBuilder *b, const json_t *schema, const json_t *root, const char *path);
-/* The members of an object in b->style, without braces. */
+/* Builds the members of an object in b->style, without braces. */
 Expr *schema_arguments(GrammarBuilder *b, const json_t *schema, const char *path);
 Expr *choice_read(GrammarBuilder *b, const char *s, size_t n);
 Expr *kind_read(GrammarBuilder *b, llmc_grammar_kind kind, const char *s,
                 size_t n); /* grammar_open.c: calls the reader of the given kind */
 Expr *structural_tags_read(GrammarBuilder *b, const char *s, size_t n);
-/* A fixed string, in which names of special tokens stand for the tokens. */
+/* Matches a fixed string, in which names of special tokens stand for these tokens. */
 Expr *mark_text(GrammarBuilder *b, const char *s);
-/* The longest special token whose name begins s; -1: none. */
+/* Returns the longest special token with whose name s begins; -1: none. */
 int32_t special_at(const TokenVocab *l, const char *s, size_t n, size_t *len);
-bool mark_is_token(GrammarBuilder *b, const char *s); /* it begins with a special token */
-Expr *until_text(GrammarBuilder *b, const char *end); /* up to and including `end` */
+/* does the mark begin with a special token? */
+bool mark_is_token(GrammarBuilder *b, const char *s);
+/* matches any characters up to and including `end` */
+Expr *until_text(GrammarBuilder *b, const char *end);
 /* json_grammar.c: grammars of JSON values */
 Expr *json_ws(GrammarBuilder *b);
 Expr *json_any_string(GrammarBuilder *b);
@@ -199,13 +206,13 @@ Expr *json_any_number(GrammarBuilder *b, bool integer);
 Expr *json_any_value(GrammarBuilder *b);
 Expr *json_any_object(GrammarBuilder *b);
 Expr *json_any_array(GrammarBuilder *b);
-Expr *json_literal(GrammarBuilder *b, const json_t *v); /* exactly this value */
+Expr *json_literal(GrammarBuilder *b, const json_t *v); /* matches exactly this value */
 /* null, true or false in the style of values */
 Expr *json_word(GrammarBuilder *b, json_type type);
-/* { ... }; arguments: those of a call, without braces */
+/* { ... }; arguments: the arguments of a call, without braces */
 Expr *json_members(GrammarBuilder *b, const ExprList *members, const uint8_t *how, bool arguments);
-/* The same members in any order. Any number of `others` may stand between and after them (NULL:
- * none). At most MAX_UNORDERED members. */
+/* Like json_members, in any order. Any number of `others` (NULL: none) may come between and after
+ * the members, of which there are at most MAX_UNORDERED. */
 Expr *json_unordered(GrammarBuilder *b, const ExprList *members, const uint8_t *how, Expr *others);
 Expr *json_braces(GrammarBuilder *b, Expr *members, bool arguments);
 Expr *json_comma(GrammarBuilder *b, bool arguments);
@@ -234,21 +241,25 @@ enum {
 	EDGE_TOKEN,
 	EDGE_GATE,
 	EDGE_TICK,
-	EDGE_TAKE, /* part `lo` of an unordered list begins, if it has not come yet */
-	EDGE_NEED, /* an empty edge, unless nothing can follow state `arg`; not in an Automaton */
+	EDGE_TAKE, /* part `lo` of an unordered list begins; possible if it has not come yet */
+	/* an empty edge that is valid only if some output can follow state `arg`; not in a finished
+	 * Automaton */
+	EDGE_NEED,
 };
 typedef struct Edge {
 	uint8_t kind, lo, hi;
-	bool tail;       /* CALL: the callee returns directly to the caller's caller */
+	bool tail;       /* CALL: a tail call: the callee returns directly to the caller's caller */
 	int32_t to, arg; /* CALL: first state; REP, TAKE: index into rep; TOKEN: id; GATE, TICK:
 	                    into tick */
 } Edge;
 typedef struct Repeat {
 	int32_t start, min, max; /* max -1: unlimited */
-	int32_t slack; /* graph: the longest of its nodes' shortest continuations; counts closer to
-	                  max than this are different states */
-	bool exact;    /* counts below min are different states, because some continuations have a
-	                  maximum length */
+	/* graph: the maximum over nodes of the shortest continuation; counts closer to max than
+	 * this are kept apart as different states */
+	/* counts below min are kept apart as different states, because some continuations have a
+	 * maximum length */
+	int32_t slack;
+	bool exact;
 	/* An unordered list. The count is the set of parts seen so far; must: required parts,
 	 * all: allowed parts. `more` is the state before a separator; others: further parts may
 	 * appear at any time. */
@@ -257,7 +268,7 @@ typedef struct Repeat {
 	uint64_t must, all;
 } Repeat;
 typedef struct CountedNode { /* node of a counted graph, reached by one more character */
-	int32_t lo, hi;      /* as in SymbolGraph */
+	int32_t lo, hi;      /* see SymbolGraph */
 	bool accept;
 } CountedNode;
 enum { STATE_END = 1, STATE_EATS = 2, STATE_TICKS = 4 };
@@ -299,8 +310,8 @@ struct TokenVocab {
 	size_t n_words;  /* words per mask */
 	int32_t longest; /* bytes of the longest token in the tries */
 	TokenTrie all, rest[N_SLICE];
-	/* masks of the plain tokens that rest[] leaves out (their characters need no escape in JSON
-	 * strings) */
+	/* masks of the plain tokens that are not in rest[]; plain: all characters may be in JSON
+	 * strings without escapes */
 	uint32_t *plain[N_SLICE];
 	int32_t limit[N_SLICE]; /* longest plain token of each slice, in characters */
 	/* [N_BRIEF + 1][n_words] masks of plain tokens of at most that many characters */
@@ -312,7 +323,7 @@ struct TokenVocab {
 typedef struct Frame {
 	int32_t parent, edge, depth, canon[N_SLICE];
 	int64_t count;
-} Frame; /* frame 0: the empty stack, 1: frames that were cut off */
+} Frame; /* array of frames; 0: the empty stack, 1: stands for frames that were cut off */
 enum { FRAME_EMPTY, FRAME_BOTTOM };
 typedef struct Config {
 	int32_t q, f;
@@ -325,8 +336,8 @@ typedef struct UncertainTokens {
 typedef struct Set {
 	uint32_t at, n; /* range in Tables.conf */
 	bool accept, tokens;
-	/* slice whose plain tokens are all allowed; -1: unknown, N_SLICE: none, N_SLICE + 1 + n:
-	 * plain tokens of up to n characters are allowed, no longer ones */
+	/* index of the slice whose plain tokens are all allowed; -1: unknown; N_SLICE: none;
+	 * N_SLICE + 1 + n: plain tokens of up to n characters are allowed, longer ones are not */
 	int8_t plain;
 	int32_t canon[N_SLICE], cut; /* -1: unknown */
 	uint32_t *mask;              /* mask of the cut set; NULL: not computed */
@@ -347,7 +358,7 @@ typedef struct Tables {
 	size_t n_conf, cap_conf;
 	Set *set;
 	size_t n_set, cap_set;
-	HashIndex sets; /* set 0 is dead */
+	HashIndex sets; /* index of sets; set 0 is the dead set, which has no continuation */
 	int32_t *next;
 	size_t cap_next; /* [set][class]: set * 2 + touched; -1: not computed */
 	uint8_t *path;
@@ -365,7 +376,7 @@ struct llmc_grammar {
 	Tables t;
 	Matcher *matchers;
 	int32_t start; /* start set; -1: not built */
-	jmp_buf fault; /* error exit of the running call */
+	jmp_buf fault; /* target of an error in the running call */
 	llmc_error *err;
 	/* the set under construction */
 	Config *tmp;

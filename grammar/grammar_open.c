@@ -52,8 +52,8 @@ kind_read(GrammarBuilder *b, llmc_grammar_kind kind, const char *text, size_t n)
 	build_fail(b, "no such kind of grammar: %d", (int)kind);
 }
 
-/* Compiles inside one setjmp frame, so that no local of the caller is clobbered. nothing:
- * explanation used when no string matches. */
+/* Compiles a grammar. It has its own function, so that setjmp cannot clobber locals of the caller.
+ * nothing: explanation for the case that no string matches. */
 static llmc_status
 compile(Grammar *g, Arena *a, llmc_grammar_kind kind, const char *text, size_t n,
         const llmc_grammar_options *opt, char nothing[MAX_PLACE], llmc_error *err)

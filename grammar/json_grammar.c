@@ -37,7 +37,7 @@ json_ws(GrammarBuilder *b)
 }
 
 /* Matches an escape: a letter of `letters` or \u00XX of a control character. Other \u escapes are
- * left out, because a lone surrogate is no character. */
+ * not allowed, because they could make lone surrogates. */
 Expr *
 json_escapes(GrammarBuilder *b, const char *letters)
 {
@@ -83,7 +83,7 @@ json_any_string(GrammarBuilder *b)
 	return expr_rule(b, *rule);
 }
 
-/* Models run on in numbers: digits have a bound. */
+/* The number of digits is limited, because models may continue a number without end. */
 Expr *
 json_any_number(GrammarBuilder *b, bool integer)
 {
@@ -184,14 +184,15 @@ json_unordered(GrammarBuilder *b, const ExprList *members, const uint8_t *how, E
 	return json_braces(b, x, false);
 }
 
-/* Builds an object in which one member comes first and later ones may follow in order. */
+/* Builds an object that begins with any of its members; later ones may follow in order. */
 Expr *
 json_some_members(GrammarBuilder *b, const ExprList *members, const uint8_t *how, bool arguments)
 {
 	ExprList starts = { 0 };
 	Expr *comma = json_comma(b, arguments), *rest = expr_empty(b);
 
-	for (size_t i = members->n; i-- > 0;) { /* one rule per suffix, so that it is built once */
+	/* one rule per suffix of the list, so that each suffix is built once */
+	for (size_t i = members->n; i-- > 0;) {
 		int32_t rest_rule = rule_new(b);
 		b->rule[rest_rule] = rest;
 		Expr *own = members->v[i], *after = expr_rule(b, rest_rule);
@@ -226,7 +227,7 @@ json_any_object(GrammarBuilder *b)
 	return expr_rule(b, *rule);
 }
 
-/* max -1: unlimited. Elements beyond `first` match `rest`; NULL: there are none. */
+/* max -1: unlimited. Elements after those of `first` match `rest`; rest NULL: there are no more. */
 Expr *
 json_items(GrammarBuilder *b, const ExprList *first, Expr *rest, int32_t min, int32_t max)
 {
@@ -283,7 +284,8 @@ json_quoted(GrammarBuilder *b, const char *s, size_t n)
 	return expr_bytes(b, text->data, text->len);
 }
 
-/* Keys without quotes have no blank and no character that delimits values, and are not empty. */
+/* Matches a key without quotes: not empty, without blanks and without characters that delimit
+ * values. */
 Expr *
 json_bare_key(GrammarBuilder *b)
 {
@@ -298,7 +300,8 @@ json_bare_key(GrammarBuilder *b)
 	return expr_rep(b, expr_chars(b, rest, n), 1, -1);
 }
 
-/* Keys between other marks than JSON's are bare, but for characters that delimit values. */
+/* Matches a key. In a style with other quotes than JSON, keys are written without quotes unless
+ * they have characters that delimit values. */
 Expr *
 json_name(GrammarBuilder *b, const char *name, size_t n)
 {

@@ -2,9 +2,9 @@
  * together with a format, a length and a set of excluded strings.
  *
  * Each operand becomes an NFA over code points, in which anchors are edges that only the first or
- * the last position may take. Their intersection is made deterministic, states that reach
- * no end are removed, equivalent states are merged. A length is a counter on the result, or part of
- * the states where a counter could lead to a dead end. */
+ * the last position may take. Their intersection is made deterministic, states that reach no end
+ * are removed, equivalent states are merged. A limit of length becomes a counter on the result, or
+ * part of its states if a counter could lead to a dead end. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -58,8 +58,8 @@ by_index(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
-/* Splits the code points at all edges of all operands, and merges ranges that each edge treats
- * equally into classes. */
+/* Splits the code points at all edges of all operands, and merges ranges into a class if every edge
+ * treats them equally. */
 static void
 make_alphabet(Joint *p)
 {
@@ -85,7 +85,7 @@ make_alphabet(Joint *p)
 			bound[k++] = bound[i];
 	p->bound = bound;
 	p->n_range = k - 1;
-	/* ranges with equal sets of edges have equal sums of random numbers of the edges */
+	/* each edge has a random number: ranges with equal sums have equal sets of edges */
 	uint64_t *sum = NEW(a, uint64_t, k + 1);
 	uint64_t seed = 0x9E3779B97F4A7C15u;
 	for (size_t i = 0; i < p->n_op; i++)
@@ -112,7 +112,7 @@ make_alphabet(Joint *p)
 	}
 }
 
-/* Appends node q of operand i and all nodes that it reaches without a character to p->item. */
+/* Appends node q of operand i, and all nodes that q reaches without a character, to p->item. */
 static void
 close_nfa(Joint *p, size_t i, int32_t q, bool first)
 {
@@ -239,7 +239,7 @@ step_joint(Joint *p, int32_t s, int32_t c)
 	return t < 0 ? -2 : t;
 }
 
-/* Removes states from which no accepting one is reachable, then merges equivalent ones. */
+/* Removes states from which no accepting state is reachable, then merges equivalent states. */
 static void
 minimize(Joint *p, Language *out)
 {

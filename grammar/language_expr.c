@@ -4,7 +4,8 @@
 #include "grammar/language.h"
 #include "grammar/language_internal.h"
 
-/* Shortest and longest non-empty continuation of each state; lo -1: none, hi -1: unlimited. */
+/* Computes the lengths of the shortest and longest non-empty continuation of each state; lo -1:
+ * none, hi -1: unlimited. */
 static void
 rest_lengths(Arena *a, const Language *l, int32_t *lo, int32_t *hi)
 {
@@ -26,7 +27,8 @@ rest_lengths(Arena *a, const Language *l, int32_t *lo, int32_t *hi)
 				}
 			}
 	}
-	/* longest continuation of states that reach no cycle; that of others is unlimited */
+	/* compute the longest continuation of states that reach no cycle; for other states it is
+	 * unlimited */
 	for (size_t s = 0; s < n; s++)
 		longest[s] = -1;
 	for (more = true; more;) {
@@ -116,7 +118,9 @@ unroll(Arena *a, const Language *l, int32_t min, int32_t max, Language *out)
 		for (int64_t s = 0; s < n; s++) {
 			uint8_t *g = &good[k * n + s];
 			if (k == depth && max < 0) {
-				*g = 1; /* every state of a trimmed language reaches an end */
+				/* loops are fine: every state of a trimmed language reaches an
+				 * end */
+				*g = 1;
 				continue;
 			}
 			*g = k >= min && l->accept[s];
@@ -243,7 +247,7 @@ language_expr(GrammarBuilder *b, const Language *l, int32_t min, int32_t max, Re
 	bool some = lo[0] >= 0 && (max < 0 || lo[0] <= max) && (hi[0] < 0 || hi[0] >= min);
 	bool empty = l->accept[0] && min == 0;
 	if (!l->accept[0] && min <= lo[0])
-		min = 0; /* the language has no shorter string */
+		min = 0; /* min has no effect: the language has no shorter string */
 	if (min > 0 && max >= 0 && !language_has_no_gaps(b->a, l)) {
 		if (!unroll(b->a, l, min, max, &all))
 			return NULL;

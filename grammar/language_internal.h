@@ -8,7 +8,7 @@ enum {
 	MAX_NODES = 20000,    /* nodes of one NFA */
 	MAX_DFA = 4000,       /* states of the intersection */
 	MAX_STEPS = 3 << 19,  /* NFA nodes visited for one intersection */
-	MAX_ALL = 1 << 23,    /* and for all of a grammar */
+	MAX_ALL = 1 << 23,    /* NFA nodes visited for all intersections of a grammar */
 	MAX_ITEMS = 1 << 20,  /* NFA nodes in all states of the intersection */
 	MAX_UNROLLED = 20000, /* states that contain their length */
 	MAX_WINDOW = 2048,    /* lengths that are checked one by one */

@@ -68,8 +68,8 @@ build_bytes(Nfa *m, const Expr *x, int32_t from, int32_t to)
 	nfa_link(m, NFA_EMPTY, from, to, 0, 0);
 }
 
-/* Decimal numbers with at most n decimals whose digits without the point are a multiple of d, as if
- * all n decimals were written. Nodes are remainders after 0..n decimals. */
+/* Builds decimal numbers with at most n decimals. Written with all n decimals and without the
+ * point, their digits are a multiple of d. Nodes are the remainders after 0..n decimals. */
 static void
 build_multiple(Nfa *m, int32_t d, int32_t n, int32_t from, int32_t to)
 {
@@ -81,7 +81,7 @@ build_multiple(Nfa *m, int32_t d, int32_t n, int32_t from, int32_t to)
 	}
 	for (int32_t i = 0; i < d * (n + 1); i++)
 		nfa_node(m);
-	int32_t zero = nfa_node(m); /* an integer part 0, which no digit follows */
+	int32_t zero = nfa_node(m); /* node for the integer part 0, after which no digit may come */
 	nfa_link(m, NFA_RANGE, from, zero, '0', '0');
 	for (int32_t c = 1; c < 10; c++)
 		nfa_link(m, NFA_RANGE, from, first + c % d, (uint32_t)('0' + c),
@@ -109,7 +109,8 @@ build_multiple(Nfa *m, int32_t d, int32_t n, int32_t from, int32_t to)
 					         (uint32_t)('0' + c), (uint32_t)('0' + c));
 			}
 		}
-		/* one more decimal is written: the rest has one factor of 10 less */
+		/* with one more decimal written, the remaining factor of 10^k is 10 times
+		 * smaller */
 		scale = 1 % d;
 		for (int32_t i = k + 1; i < n; i++)
 			scale = (int32_t)((int64_t)scale * 10 % d);

@@ -13,7 +13,8 @@
 typedef struct Lark {
 	RuleReader r;
 	RegexFlags flags;
-	/* characters with one spelling, collected into words that share prefix trees */
+	/* characters with a single spelling, collected into words, so that words share prefix
+	 * trees */
 	Strbuf *run;
 	bool in_terminal;
 } Lark;
@@ -327,7 +328,7 @@ repeated(Lark *g, Expr *x, bool nested)
 		} else if (rules_take(&g->r, '?')) {
 			x = expr_rep(g->r.b, x, 0, 1);
 		} else if (rules_peek(&g->r) == '~' ||
-		           rules_peek(&g->r) == '{') { /* {m,n} as llguidance has it */
+		           rules_peek(&g->r) == '{') { /* {m,n}, which llguidance adds to Lark */
 			size_t at = g->r.at;
 			bool brace = g->r.s[g->r.at++] == '{';
 			blanks(g, false);
@@ -376,7 +377,8 @@ sequence(Lark *g, bool nested)
 	return expr_list(g->r.b, EXPR_SEQ, &parts);
 }
 
-/* Reads alternatives. If list is not NULL, they go there one by one and NULL is returned. */
+/* Reads alternatives. If list is not NULL, they are added to it one by one, and NULL is
+ * returned. */
 static Expr *
 alternatives(Lark *g, bool nested, ExprList *list)
 {
@@ -412,7 +414,7 @@ without_left_recursion(GrammarBuilder *b, int32_t rule, const ExprList *l)
 	for (size_t i = 0; i < l->n; i++) {
 		const Expr *x = l->v[i];
 		if (is_rule(x, rule))
-			continue; /* `a: a` adds nothing */
+			continue; /* `a: a` is dropped, because it adds nothing */
 		if (x->kind != EXPR_SEQ || !x->n || !is_rule(x->part[0], rule)) {
 			expr_push(b, &first, l->v[i]);
 			continue;
@@ -522,8 +524,8 @@ import(Lark *g, size_t statement)
 
 #define OPTIONS "llguidance"
 
-/* %llguidance {...}: options of llguidance for its own work, which change no language; the line is
- * skipped. Others are an error. */
+/* Reads %llguidance {...}. Options that change no language concern llguidance only and are skipped.
+ * Others are an error. */
 static void
 options(Lark *g, size_t statement)
 {

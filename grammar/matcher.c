@@ -1,5 +1,5 @@
-/* Matchers: position in one output. All work on the grammar happens under its lock; an error exit
- * there is returned as an error. */
+/* Matchers: position in one output. All work on a grammar happens under its lock. A longjmp on an
+ * error is caught there and becomes a status. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +12,7 @@ typedef struct LockedCall { /* arguments and results of a call under the lock */
 	int32_t id;
 	uint32_t *room;
 	bool yes;
-	const char *text; /* [n] and what of it has matched */
+	const char *text; /* [n] text to match, and number of bytes that have matched */
 	size_t n, matched;
 } LockedCall;
 
@@ -171,8 +171,9 @@ is_end(const Grammar *g, int32_t id)
 	return false;
 }
 
-/* Consumes bytes that precede the grammar and returns how many. A string that overlaps itself is
- * found: after a mismatch the longest matching prefix is kept (Knuth-Morris-Pratt). */
+/* Consumes bytes that precede the grammar and returns how many. After a mismatch the longest
+ * matching prefix is kept (Knuth-Morris-Pratt), so that strings that overlap themselves are
+ * found. */
 static size_t
 wait_for(Matcher *m, const char *s, size_t n)
 {
@@ -274,7 +275,7 @@ matcher_ended(Matcher *m)
 	return m->at_after == m->n_after && guarded(m->g, must_end, &c, NULL) == LLMC_OK && c.yes;
 }
 
-/* Follows the text until it is used up, does not match, or has taken enough steps for one call. */
+/* Follows the text until it ends, does not match, or the call has made enough steps. */
 static void
 follow(LockedCall *c)
 {

@@ -1,5 +1,5 @@
-/* Numbers within bounds, as trees of digits without exponents. For example 3.5 <= x < 100 is
- * decided digit by digit. */
+/* Numbers within bounds, as trees of digits without exponents. A bound such as 3.5 <= x < 100 is
+ * checked digit by digit. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -26,7 +26,7 @@ bound_read(Bound *out, const json_t *v, bool open)
 		snprintf(text, sizeof text, "%lld", (long long)json_integer_value(v));
 	else if (!isfinite(json_real_value(v)))
 		return; /* larger than all supported numbers */
-	else {          /* shortest digits that give this number */
+	else {          /* use the fewest digits that parse to this number */
 		for (int digits = 0; digits <= 340; digits++) {
 			snprintf(text, sizeof text, "%.*f", digits, json_real_value(v));
 			double back;
@@ -48,7 +48,7 @@ bound_read(Bound *out, const json_t *v, bool open)
 		out->negative = false;
 }
 
-/* Digits of the bound of a magnitude; open: the bound itself is excluded */
+/* Digits of a bound of a magnitude; open: the bound itself is excluded */
 typedef struct DigitRange {
 	const char *whole, *frac;
 	bool open;
@@ -65,8 +65,8 @@ digits(const Numbers *x, int32_t min, int32_t max)
 	return expr_rep(x->b, expr_char(x->b, '0', '9'), min, max);
 }
 
-/* Matches fraction digits from index i on. lo or hi NULL: that bound no longer applies. After
- * its last digit a bound continues with zeros. */
+/* Matches fraction digits from index i on. lo or hi NULL: that bound no longer applies. After its
+ * last digit a bound counts as followed by zeros. */
 static Expr *
 fraction(const Numbers *x, const DigitRange *lo, const DigitRange *hi, int32_t i)
 {
@@ -81,11 +81,11 @@ fraction(const Numbers *x, const DigitRange *lo, const DigitRange *hi, int32_t i
 		                                                                    : expr_none(b);
 	if (!lo && !hi)
 		return digits(x, 0, left);
-	/* the number may end here if the rest of the bounds agrees with zeros */
+	/* the number may end here if zeros in the missing digits are within the bounds */
 	if (past_lo && !(lo && lo->open) && !(hi && past_hi && hi->open))
 		expr_push(b, &parts, expr_empty(b));
 	if (past_lo && past_hi) {
-		if (hi) { /* only zeros keep it at or below the bound */
+		if (hi) { /* only zeros keep the number at or below the bound */
 			if (!(lo && lo->open) && !hi->open)
 				expr_push(b, &parts, expr_rep(b, expr_text(b, "0"), 1, left));
 		} else if (lo->open) { /* any digits that are not all zero */
@@ -161,8 +161,8 @@ tail(const Numbers *x, const DigitRange *lo, const DigitRange *hi)
 	                expr_seq(b, 2, expr_text(b, "."), some));
 }
 
-/* Matches digits i.. of an integer part of n digits, as long as those of the bounds. lo, hi: bounds
- * that equal the digits so far. */
+/* Matches the digits from index i on of an integer part of n digits. The bounds have as many
+ * digits. lo, hi: bounds that are equal to the digits so far, else NULL. */
 static Expr *
 whole(const Numbers *x, const DigitRange *lo, const DigitRange *hi, int32_t i, int32_t n)
 {
@@ -240,12 +240,14 @@ number_range(GrammarBuilder *b, const Bound *lo, const Bound *hi, bool integer)
 	     high_zero = hi->set && !strcmp(hi->whole, "0") && !hi->frac[0];
 	ExprList parts = { 0 };
 
-	if (!integer && x.most >= 0) { /* a bound may have more digits than numbers otherwise get */
+	/* a bound may have more digits than other numbers are allowed */
+	if (!integer && x.most >= 0) {
 		int32_t longest = (int32_t)(strlen(lo->frac) > strlen(hi->frac) ? strlen(lo->frac)
 		                                                                : strlen(hi->frac));
 		x.most = x.most > longest ? x.most : longest + 1;
 	}
-	/* -x with |hi| <= x <= |lo|; starts above zero if hi does not limit negative numbers */
+	/* negative numbers -x with |hi| <= x <= |lo|; if hi does not limit them, x begins above
+	 * 0 */
 	if (low_below) {
 		const DigitRange *from = high_below              ? &h
 		                         : high_zero && hi->open ? &above

@@ -36,7 +36,7 @@ regex_chars(GrammarBuilder *b, const Range *r, size_t n, RegexFlags flags)
 	n = ranges_join(own, n);
 	if (!flags.json)
 		return expr_chars(b, own, n);
-	direct = NEW(b->a, Range, n + 4); /* each of the 3 gaps divides one range at most */
+	direct = NEW(b->a, Range, n + 4); /* 4 more: each of the 3 gaps divides at most one range */
 	for (size_t i = 0; i < n; i++)
 		for (size_t k = 0; k < 4; k++) {
 			uint32_t lo = own[i].lo > plain[k].lo ? own[i].lo : plain[k].lo,

@@ -11,8 +11,8 @@
 enum {
 	MAX_NEST = 200,
 	MAX_COUNT = 1000000,
-	MAX_RANGES = 4096,        /* per class */
-	MAX_ALL_RANGES = 1 << 20, /* sum over all classes of a grammar */
+	MAX_RANGES = 4096,        /* maximum number of ranges of a class */
+	MAX_ALL_RANGES = 1 << 20, /* maximum number of ranges of all classes of a grammar */
 	MAX_SHOWN = 200,
 };
 
@@ -22,7 +22,7 @@ typedef struct RegexReader {
 	size_t n, at;
 	RegexFlags flags;
 	int depth;
-	bool anchors; /* an anchor stands elsewhere than at the ends */
+	bool anchors; /* an anchor is at another position than the ends */
 } RegexReader;
 
 typedef struct Class {
@@ -77,7 +77,7 @@ class_add(RegexReader *r, Class *c, uint32_t lo, uint32_t hi)
 {
 	if (c->n >= MAX_RANGES)
 		wrong(r, "a class has more than %d ranges", MAX_RANGES);
-	/* a short name such as \pL stands for hundreds of ranges */
+	/* limited, because a short name such as \pL means hundreds of ranges */
 	if (++r->b->n_range > MAX_ALL_RANGES)
 		wrong(r, "the character classes of the grammar have more than %d ranges",
 		      MAX_ALL_RANGES);
@@ -127,7 +127,7 @@ hex(RegexReader *r, int digits)
 	return v;
 }
 
-/* Adds \d, \w, \s or an opposite to the class; false: the name is none of these. */
+/* Adds \d, \w, \s or one of their complements to the class; false: another name. */
 static bool
 named_class(RegexReader *r, char name, Class *out)
 {
@@ -444,7 +444,7 @@ repeated(RegexReader *r)
 	}
 }
 
-/* Matches any string; used at unanchored ends. */
+/* Matches any string; used at ends without an anchor. */
 static Expr *
 anything(RegexReader *r)
 {

@@ -9,7 +9,7 @@
 #include "base/utf8.h"
 #include "grammar/grammar_internal.h"
 
-/* Characters of one category that follow each other. */
+/* Range of consecutive characters of one category. */
 struct CategoryRun {
 	uint32_t lo, hi;
 	const char *name; /* "Lu" */

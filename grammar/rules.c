@@ -1,4 +1,4 @@
-/* Line numbers, names and errors of rule notations. */
+/* Line numbers, names and errors of the rule notations GBNF and Lark. */
 #include "grammar/rules.h"
 
 #include <string.h>
@@ -8,7 +8,8 @@
 
 enum { MAX_NAMES = 1 << 15 };
 
-/* Offsets usually ascend, except those of errors. */
+/* Return the line of an offset. Fast for ascending offsets, which all are except those of
+ * errors. */
 int
 rules_line(RuleReader *g, size_t at)
 {

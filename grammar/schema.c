@@ -1,9 +1,9 @@
 /* JSON Schema -> expressions. Each definition that is referenced is one rule, so recursion costs
  * nothing. Schemas that apply to one value ($ref with siblings, allOf, anyOf with siblings) are
- * merged into one schema first (schema_merge.c). Unless llmc_additional opens it, an object that
- * lists properties has no others, and unless `standard` is set, a missing type is inferred from
- * keywords, because models fill in whatever is allowed. Errors name the path of the schema and the
- * keyword.
+ * merged into one schema first (schema_merge.c). Two rules differ from the standard, because models
+ * use whatever is allowed. An object that lists properties has no others, unless llmc_additional
+ * allows them. A missing type is inferred from keywords, unless `standard` is set. Errors name the
+ * path of the schema and the keyword.
  *
  * This file handles types and alternatives; schema_ref.c resolves $ref, schema_scalar.c builds
  * strings and numbers, schema_array.c and schema_object.c the rest. */
@@ -165,7 +165,7 @@ fixed(Schema *s, const json_t *o, const Path *p)
 	return expr_list(s->b, EXPR_ALT, &parts);
 }
 
-/* A value that is no string, where strings are not quoted. */
+/* Matches a value that is not a string, in a style in which strings are not quoted. */
 static Expr *
 raw_value(Schema *s, Expr *x)
 {
@@ -223,7 +223,7 @@ of_types(Schema *s, const json_t *o, const Path *p)
 	return types & T_STRING ? expr_alt(b, 2, schema_string(s, o, p), other) : other;
 }
 
-/* Returns whether x matches nothing, as far as a shallow look shows. */
+/* Returns whether x obviously matches nothing: the search is shallow. */
 static bool
 is_nothing(const Expr *x, int depth)
 {
@@ -240,7 +240,7 @@ is_nothing(const Expr *x, int depth)
 }
 
 /* Records the schema that no value matches, for the error if the whole grammar matches nothing. The
- * keyword is the likeliest cause. */
+ * most likely keyword is reported. */
 static void
 note_nothing(Schema *s, const json_t *v, const Path *p)
 {
@@ -265,12 +265,12 @@ schema_value(Schema *s, const json_t *v, const Path *p)
 	Expr *x = value_of(s, v, p);
 
 	if (s->b->nothing == before && !s->asked &&
-	    is_nothing(x, 0)) /* otherwise an inner schema has recorded it */
+	    is_nothing(x, 0)) /* otherwise an inner schema has been recorded */
 		note_nothing(s, v, p);
 	return x;
 }
 
-/* Returns whether v is being built: it then contains itself and must become a rule. */
+/* Returns whether v is being built. If so, v contains itself and must become a rule. */
 static bool
 is_open(const Schema *s, const json_t *v)
 {

@@ -57,11 +57,11 @@ typedef struct Schema {
 	/* arguments: the next object is the arguments of a call; raw: the next value is one of
 	 * them, whose strings are not quoted */
 	bool arguments, raw;
-	bool open_objects; /* without additionalProperties an object may have unlisted ones */
+	bool open_objects; /* an object without additionalProperties may have unlisted properties */
 } Schema;
 
-/* Options and nesting depth up to which the options of oneOf lists are made to exclude each
- * other. More is an error with `strict`; without it the limit is lower, which bounds the compile
+/* Number of options, and nesting depth, up to which the options of oneOf lists are made exclusive.
+ * With `strict`, exceeding MAX_ is an error; otherwise the lower limits FEW_ bound the compile
  * time. */
 enum { MAX_ONE_OF = 128, MAX_ONES = 16, FEW_ONE_OF = 4, FEW_ONES = 3 };
 /* Keys for unevaluatedProperties and unevaluatedItems of a schema whose alternatives are not merged
@@ -75,10 +75,10 @@ enum { MAX_ONE_OF = 128, MAX_ONES = 16, FEW_ONE_OF = 4, FEW_ONES = 3 };
 	"formats"
 #define NOT_PATTERNS "\x7Fnot"
 
-/* Values that `not` excludes. */
+/* Key of merged schemas: values that `not` excludes. */
 #define NOT_VALUES "\x7Fvalues"
 
-/* More objects of if, then and else. */
+/* Key of merged schemas: further objects with if, then and else. */
 #define MORE_CONDITIONS                                                                            \
 	"\x7F"                                                                                     \
 	"conditions"
@@ -98,11 +98,11 @@ enum { MAX_ONE_OF = 128, MAX_ONES = 16, FEW_ONE_OF = 4, FEW_ONES = 3 };
 #define UNORDERED                                                                                  \
 	"\x7F"                                                                                     \
 	"unordered"
-/* Numbers that are no integers. */
+/* Key: numbers that are not integers. */
 #define FRACTION                                                                                   \
 	"\x7F"                                                                                     \
 	"fraction"
-/* Two schemas that are merged when they are visited, once for each pair. */
+/* Key: two schemas that are merged when they are visited, once per pair. */
 #define LAZY "\x7Flazy"
 enum { MAX_MERGED = 100000 };
 
@@ -111,25 +111,26 @@ enum { MAX_OPERANDS = 24, MAX_LOOKAHEADS = 3 };
 typedef struct StringRules {
 	Operand op[MAX_OPERANDS];
 	size_t n;
-	const char *keyword, *text; /* source of the first operand, [n_text] */
+	const char *keyword, *text; /* keyword of the first operand, and its source text [n_text] */
 	size_t n_text;
 	int32_t min, max; /* length; max -1: unlimited */
 } StringRules;
 void schema_string_rules(Schema *s, const json_t *o, StringRules *r, const Path *p);
 /* Reads a regex as conditions that a string has to satisfy, for language.c: the look-aheads with
- * which it begins, then the rest of it. Returns their count, at most MAX_LOOKAHEADS + 1. */
+ * which it begins, then the rest of it. Returns the number of conditions, at most MAX_LOOKAHEADS +
+ * 1. */
 size_t schema_operands(Schema *s, const char *regex, size_t n, Operand *out, const Path *p,
                        const char *keyword);
 void string_rules_add(Schema *s, StringRules *r, const Expr *x, bool negate);
-/* A key of an object; NULL: no string satisfies the conditions, or *failed. */
+/* Builds a key of an object; NULL: no string satisfies the conditions, or an error (*failed). */
 Expr *schema_key(Schema *s, StringRules *r, bool arguments, bool *failed);
 
 void schema_fail(Schema *s, const Path *p, const char *keyword, const char *fmt, ...)
     __attribute__((noreturn, format(printf, 4, 5)));
 Expr *schema_value(Schema *s, const json_t *v, const Path *p);
 const char *schema_path(Schema *s, const Path *p); /* "#/properties/a" */
-/* Return a count in 0..1000000 (larger values are clamped); -1: absent. schema_most returns -1 for
- * a clamped upper bound too. */
+/* Return a count in 0..1000000 (larger values are clamped); -1: absent. schema_most also returns -1
+ * for values that would be clamped. */
 int32_t schema_count(Schema *s, const json_t *o, const char *key, const Path *p);
 int32_t schema_most(Schema *s, const json_t *o, const char *key, const Path *p);
 /* schema_scalar.c. Reads a regex; its errors show the path in the schema. */
@@ -163,12 +164,13 @@ const json_t *schema_without(Schema *s, const json_t *o, const char *key);
 /* Returns an equivalent schema with $ref, allOf and oneOf merged in. */
 const json_t *schema_flat(Schema *s, const json_t *v, const Path *p, int depth);
 const json_t *schema_merge(Schema *s, const json_t *a, const json_t *b, const Path *p,
-                           int depth); /* values must match both a and b */
-/* The same for a part of a value: merged when it is visited, so that recursive schemas end. */
+                           int depth); /* merges two schemas: values must match both a and b */
+/* Like schema_merge, for the schema of a part of a value: the merge is done when it is visited, so
+ * that recursive schemas end. */
 const json_t *schema_merge_later(Schema *s, const json_t *a, const json_t *b, const Path *p,
                                  int depth);
 /* Returns the schema of o for a property: from properties, patternProperties or
- * additionalProperties. NULL: anything. */
+ * additionalProperties. NULL: any value. */
 const json_t *schema_member(Schema *s, const json_t *o, const char *name, const Path *p, int depth);
 /* The same for a property that is not listed. */
 const json_t *schema_unlisted(Schema *s, const json_t *o, const char *name, const Path *p,
@@ -193,7 +195,7 @@ bool schema_has_conditions(const json_t *v);
 /* Whether `not` or `if` contain a keyword whose negation has schemas that seem to evaluate. */
 bool schema_hides_evaluated(const json_t *v);
 const json_t *schema_without_conditions(Schema *s, const json_t *v);
-/* `out` with not, if and dependencies of v, which become anyOf. */
+/* Returns `out` together with not, if and dependencies of v, which become anyOf. */
 const json_t *schema_conditions(Schema *s, const json_t *out, const json_t *v, const Path *p,
                                 int depth);
 /* Estimates the number of alternatives of a schema once it is merged. */
@@ -207,18 +209,18 @@ const json_t *schema_negated_of(Schema *s, const json_t *v, int types, const Pat
 /* schema_merge.c: keywords that do not restrict values. */
 bool schema_is_annotation(const char *key);
 /* schema_disjoint.c. Fails in strict mode if a name may match two regexes of patternProperties, or
- * one and a listed property, with different schemas. */
+ * a regex and a listed property, whose schemas differ. */
 void schema_patterns(Schema *s, const json_t *o, const Path *p);
 /* T_ types of the values that may match both. */
 int schemas_common_types(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth);
 /* Returns true if no value matches both; false if unknown. */
 bool schemas_disjoint(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth);
-/* Returns the alternatives of a oneOf so that they are disjoint, each merged with base; fails if
- * they may overlap. */
+/* Returns disjoint alternatives of a oneOf, each merged with base; fails if they may overlap. */
 const json_t *schema_one_of(Schema *s, const json_t *base, const json_t *list, const Path *p);
+/* matches an object with at least one of the optional members */
 Expr *json_some_members(GrammarBuilder *b, const ExprList *members, const uint8_t *how,
-                        bool arguments);    /* object with at least one of the optional members */
-bool format_is_standard(const char *name);  /* others are annotations */
+                        bool arguments);
+bool format_is_standard(const char *name);  /* is the format checked? Others are annotations */
 const char *format_regex(const char *name); /* NULL: unknown format */
 
 #endif

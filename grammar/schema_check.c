@@ -1,5 +1,5 @@
 /* Checks a value of enum or const against the other keywords of its schema, by the rules of JSON
- * Schema. What cannot be decided counts as valid. */
+ * Schema. If a keyword cannot be decided, the value counts as valid. */
 #include <math.h>
 #include <string.h>
 
@@ -44,7 +44,7 @@ schema_equal(const json_t *a, const json_t *b)
 
 static bool check(Schema *s, const json_t *v, const json_t *o, const Path *p, int depth);
 
-/* Returns true for a bound that is absent or not a number. */
+/* Checks a bound. Returns true if it is absent or not a number. */
 static bool
 bound(const json_t *o, const char *key, double value, int sign, bool open)
 {
@@ -90,7 +90,7 @@ number_fits(const json_t *v, const json_t *o)
 	       bound(o, "exclusiveMaximum", x, -1, true);
 }
 
-/* Whether a regex of the schema matches somewhere in a string. */
+/* Does a regex of the schema match somewhere in a string? */
 static bool
 found(Schema *s, const char *regex, size_t n, const char *text, size_t n_text, const Path *p,
       const char *keyword, bool otherwise)

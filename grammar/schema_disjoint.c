@@ -1,5 +1,5 @@
-/* Detects schemas that have no value in common, as far as a simple check can. If the alternatives
- * of a oneOf are pairwise disjoint, it equals anyOf. */
+/* Detects schemas that have no value in common, by a simple check that may miss some. If the
+ * alternatives of a oneOf are pairwise disjoint, the oneOf is equal to an anyOf. */
 #include <string.h>
 
 #include "base/json.h"
@@ -36,7 +36,7 @@ literal_start(const char *x, size_t *n)
 	if (*x != '^' || strchr(x, '|'))
 		return false;
 	*n = strcspn(x + 1, "\\^$.*+?()[]{}|");
-	if (*n && x[1 + *n] && strchr("*?{", x[1 + *n])) /* the last one is optional */
+	if (*n && x[1 + *n] && strchr("*?{", x[1 + *n])) /* the last character is optional */
 		--*n;
 	return true;
 }
@@ -75,7 +75,8 @@ schema_patterns(Schema *s, const json_t *o, const Path *p)
 	}
 }
 
-/* By the standard a missing type means any. A number may be an integer. */
+/* Returns the types of a schema: as in the standard, a missing type means any type, and a number
+ * may be an integer. */
 static int
 types_of(Schema *s, const json_t *o, const Path *p)
 {
@@ -84,7 +85,8 @@ types_of(Schema *s, const json_t *o, const Path *p)
 	return types & T_NUMBER ? types | T_INTEGER : types;
 }
 
-/* Arrays and objects count as possibly equal: numbers in them have several spellings. */
+/* Could two values be equal? True for arrays and objects, because numbers in them have several
+ * spellings. */
 static bool
 may_be_equal(json_t *x, json_t *y)
 {

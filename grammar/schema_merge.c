@@ -6,7 +6,8 @@
 
 enum { MAX_NEST = 40, MAX_OPTIONS = 1000, MAX_SMALL = 12 };
 
-/* All keywords that restrict values, or that definitions of others need; others are annotations. */
+/* Is a keyword an annotation? The list has all keywords that restrict values, or that definitions
+ * of other keywords need. */
 bool
 schema_is_annotation(const char *key)
 {
@@ -142,7 +143,8 @@ joined(Schema *s, const json_t *a, const json_t *b)
 	return out;
 }
 
-/* A schema that is merged at once: its size does not depend on other parts of the document. */
+/* Is a schema small enough to be merged at once? Its size must not depend on other parts of the
+ * document. */
 static bool
 is_small(const json_t *v, int *left)
 {
@@ -166,8 +168,8 @@ is_small(const json_t *v, int *left)
 	return true;
 }
 
-/* Merges schemas of a part of a value. Larger ones become one schema for each pair, which is merged
- * when it is visited, so that recursive schemas end. */
+/* Merges schemas of a part of a value. Larger schemas become one lazy schema per pair, which is
+ * merged when it is visited, so that recursive schemas end. */
 const json_t *
 schema_merge_later(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth)
 {
@@ -195,7 +197,7 @@ schema_merge_later(Schema *s, const json_t *a, const json_t *b, const Path *p, i
 	return x->both;
 }
 
-/* Merges each alternative of a with each of b. */
+/* Merges each alternative of a with each alternative of b. */
 static const json_t *
 crossed(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth)
 {
@@ -266,7 +268,8 @@ properties(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth
 	return out;
 }
 
-/* Merges two arrays item by item. After the shorter prefixItems its `items` applies. */
+/* Merges two arrays item by item. Beyond the shorter of the two prefixItems, the `items` of that
+ * schema applies. */
 static void
 tuples(Schema *s, json_t *out, const json_t *a, const json_t *b, const Path *p, int depth)
 {
@@ -332,7 +335,7 @@ one_keyword(Schema *s, const char *key, const json_t *a, const json_t *b, const 
 	if (!strcmp(key, "patternProperties") || !strcmp(key, HELD))
 		return by_key(s, x, y, p, depth);
 	if (!strcmp(key, "prefixItems"))
-		return x; /* tuples() sets it */
+		return x; /* tuples() sets this keyword */
 	if (!strcmp(key, "additionalProperties") || !strcmp(key, LATE_PROPERTIES) ||
 	    !strcmp(key, LATE_ITEMS) || !strcmp(key, "propertyNames") ||
 	    (!strcmp(key, "items") && !json_is_array(x) && !json_is_array(y)))
@@ -403,7 +406,7 @@ is_object_only(const json_t *type)
 	return json_is_string(one) && !strcmp(json_string_value(one), "object");
 }
 
-/* Whether a required property can have no value. */
+/* Is there a required property that can have no value? */
 static bool
 requires_nothing(const json_t *o)
 {
@@ -452,7 +455,7 @@ schema_merge(Schema *s, const json_t *a, const json_t *b, const Path *p, int dep
 			return json_false();
 		schema_set(s, out, key, both);
 	}
-	/* listed in one, restricted by additionalProperties of the other */
+	/* properties listed in one schema and restricted by additionalProperties of the other */
 	if (json_object_get(a, "properties") && !json_object_get(b, "properties"))
 		schema_set(s, out, "properties", properties(s, a, b, p, depth));
 	if (json_object_get(a, "prefixItems") || json_object_get(b, "prefixItems"))

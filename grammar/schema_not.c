@@ -21,7 +21,7 @@ of_type(Schema *s, const char *type, const char *key, const json_t *v)
 	return o;
 }
 
-/* Any value of a type that is not among `types`; integers count as numbers. */
+/* Returns a schema of the values whose type is not in `types`; integers count as numbers. */
 static const json_t *
 other_types(Schema *s, int types)
 {
@@ -130,7 +130,7 @@ add_other_bound(Schema *s, json_t *out, const json_t *o, const char *key, const 
 {
 	static const struct {
 		const char *key, *type, *other;
-		int step; /* to the first count on the other side of the bound */
+		int step; /* distance to the first count on the other side of the bound */
 	} bounds[] = {
 		{ "minLength", "string", "maxLength", -1 },
 		{ "maxLength", "string", "minLength", 1 },
@@ -148,7 +148,7 @@ add_other_bound(Schema *s, json_t *out, const json_t *o, const char *key, const 
 		if (strcmp(key, bounds[i].key) != 0)
 			continue;
 		const char *other = bounds[i].other;
-		if (json_is_boolean(v)) /* draft 4: belongs to minimum or maximum */
+		if (json_is_boolean(v)) /* in draft 4 a bool belongs to minimum or maximum */
 			return true;
 		if (!json_is_any_number(v))
 			return false;

@@ -25,8 +25,8 @@ is_among(const json_t *list, const char *name)
 	return false;
 }
 
-/* Matches the rest of a string and its closing quote, except for the names, which share their first
- * `at` bytes. */
+/* Matches the rest of a string and its closing quote, unless the string is one of the names, which
+ * share their first `at` bytes. */
 static Expr *
 name_except(Schema *s, const char **name, size_t n, size_t at)
 {
@@ -62,7 +62,7 @@ name_except(Schema *s, const char **name, size_t n, size_t at)
 		                   name_except(s, name + i, k - i, at + len)));
 		i = k;
 	}
-	/* plain characters that continue no name */
+	/* plain characters with which no name continues */
 	taken[n_taken++] = (Range){ 0, 0x1F };
 	n_taken = ranges_join(taken, n_taken);
 	size_t n_free = ranges_invert(taken, n_taken, free_);
@@ -89,7 +89,7 @@ name_except(Schema *s, const char **name, size_t n, size_t at)
 	return expr_list(b, EXPR_ALT, &parts);
 }
 
-/* Whether a name is among the later ones, from index `first`. */
+/* Is a name among the names from index `first` on? */
 static bool
 is_known(const NameSet *names, size_t first, const char *name)
 {
@@ -132,7 +132,8 @@ additional_of(Schema *s, const json_t *o)
 	return json_is_false(v) ? NULL : v;
 }
 
-/* A key and its value; schema NULL: any. arguments: those of a call. */
+/* Matches a key and its value; schema NULL: any value. arguments: the member is an argument of a
+ * call. */
 static Expr *
 member_of(Schema *s, Expr *key, const json_t *schema, const Path *p, bool arguments)
 {
@@ -157,7 +158,7 @@ fixed_key(Schema *s, const char *name, bool arguments)
 	return arguments ? expr_text(s->b, name) : json_name(s->b, name, strlen(name));
 }
 
-/* Whether keys that the schema does not list by name are written as JSON strings. */
+/* Are keys that the schema does not list by name written as JSON strings? */
 static bool
 has_json_keys(const Schema *s, bool arguments)
 {
@@ -171,7 +172,7 @@ member(Schema *s, ExprList *members, Strbuf *how, Expr *x, char which)
 	strbuf_putc(how, which);
 }
 
-/* Adds "is none of the names" to the conditions on a key. */
+/* Adds the condition that a key is none of the names. */
 static void
 exclude_names(Schema *s, StringRules *r, const NameSet *names)
 {
@@ -187,12 +188,13 @@ exclude_names(Schema *s, StringRules *r, const NameSet *names)
 typedef struct KeyPattern {
 	Operand op[MAX_LOOKAHEADS + 1];
 	size_t n;
-	size_t failing; /* 0: the key matches; i: it satisfies the first i - 1 conditions, not the
-	                   next */
+	/* 0: the key matches all conditions; i: it satisfies the first i - 1 of them and not the
+	 * next */
+	size_t failing;
 	const json_t *schema;
 } KeyPattern;
 
-/* Adds what `failing` means to the conditions on a key. */
+/* Adds the conditions that `failing` describes to those on a key. */
 static void
 add_key_pattern(Schema *s, StringRules *r, const KeyPattern *k)
 {
@@ -200,7 +202,7 @@ add_key_pattern(Schema *s, StringRules *r, const KeyPattern *k)
 		string_rules_add(s, r, k->op[i].x, k->op[i].negate != (i + 1 == k->failing));
 }
 
-/* Counts through all ways in which a key matches or fails each pattern. */
+/* Advances to the next combination of ways in which a key matches or fails each pattern. */
 static bool
 next_key_case(KeyPattern *k, size_t n)
 {
@@ -260,7 +262,7 @@ begin_key(Schema *s, const json_t *o, StringRules *r, const Path *p)
 		string_rules_add(s, r, expr_list(s->b, EXPR_ALT, &words), false);
 }
 
-/* Whether propertyNames allows a listed property. */
+/* Does propertyNames allow a listed property? */
 static bool
 is_allowed_name(Schema *s, const json_t *o, const char *name, const Path *p)
 {
@@ -269,7 +271,8 @@ is_allowed_name(Schema *s, const json_t *o, const char *name, const Path *p)
 	return !named || schema_accepts(s, schema_keep(s, json_string(name)), named, p);
 }
 
-/* Number of ways in which a key matches or fails each pattern; each is a language of its own. */
+/* Returns the number of ways in which a key matches or fails each pattern. Each way needs a
+ * language of its own. */
 static size_t
 count_key_cases(const KeyPattern *k, size_t n)
 {
@@ -415,8 +418,9 @@ open_members(Schema *s, const json_t *o, NameSet *names, const Path *p, bool arg
 	return parts.n ? expr_list(b, EXPR_ALT, &parts) : NULL;
 }
 
-/* Members in order, some of them optional, then any number of others: from min to max in all. One
- * rule for each member and each number of members before it. NULL: there are too many. */
+/* Matches members in order, some of them optional, then other members: from min to max members in
+ * total. There is one rule for each member and each number of members before it. NULL: there are
+ * too many rules. */
 static Expr *
 counted_members(GrammarBuilder *b, const ExprList *members, const uint8_t *how, size_t n_found,
                 Expr *others, int32_t min, int32_t max, bool arguments)
@@ -428,7 +432,7 @@ counted_members(GrammarBuilder *b, const ExprList *members, const uint8_t *how, 
 		return NULL;
 	next = NEW(b->a, Expr *, (size_t)most + 2);
 	now = NEW(b->a, Expr *, (size_t)most + 2);
-	/* next[k]: what follows after k members, k = most standing for more too if max < 0 */
+	/* next[k]: expression after k members; if max < 0, k = most also means more members */
 	for (int32_t k = 0; k <= most; k++) {
 		int32_t low = min > k ? min - k : 0, high = max < 0 ? -1 : max - k;
 		if (!others || high == 0)

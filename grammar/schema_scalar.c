@@ -65,7 +65,7 @@ schema_expression(Schema *s, const char *regex, size_t n, RegexFlags flags, cons
 	return x;
 }
 
-/* Finds the end of the group that begins at s[at] == '('; n: it has none. */
+/* Finds the end of the group that begins at s[at] == '('; n: the group has no end. */
 static size_t
 group_end(const char *s, size_t n, size_t at)
 {
@@ -87,7 +87,7 @@ group_end(const char *s, size_t n, size_t at)
 	return n;
 }
 
-/* Whether an alternative of the whole regex begins after byte `at`. */
+/* Does an alternative of the whole regex begin after byte `at`? */
 static bool
 has_alternatives(const char *s, size_t n, size_t at)
 {
@@ -133,7 +133,7 @@ schema_operands(Schema *s, const char *regex, size_t n, Operand *out, const Path
 
 /* ---- the form of strings in the output ---- */
 
-/* Any characters up to and including the string or token that ends a value. */
+/* Matches any characters up to and including the string or token that ends a value. */
 static Expr *
 up_to(GrammarBuilder *b, const ValueStyle *v, bool raw)
 {
@@ -146,7 +146,8 @@ is_json_string(const Schema *s)
 	return !s->raw && (!s->b->style || !s->b->style->quote);
 }
 
-/* A string whose characters are `inside` (JSON: escaped already), between its marks. */
+/* Matches a string between its quotes; `inside` matches its characters (in JSON including
+ * escapes). */
 static Expr *
 string_marks(Schema *s, Expr *inside)
 {
@@ -225,7 +226,7 @@ add_operand(Schema *s, StringRules *r, const char *text, size_t n, bool negate, 
 		r->n += schema_operands(s, text, n, r->op + r->n, p, keyword);
 }
 
-/* The operand "contains `mark`", to be excluded. */
+/* Returns a regex for "contains `mark`", as an operand to be excluded. */
 static const char *
 mark_core(GrammarBuilder *b, const char *mark)
 {
@@ -246,7 +247,8 @@ without(GrammarBuilder *b, const char *mark)
 	return (Operand){ expr_seq(b, 3, any, expr_text(b, mark), any), true };
 }
 
-/* A single positive regex whose length limit holds anyway, or limits one repeated class. */
+/* Handles the simple case of one positive regex: the length limit holds anyway, or it limits one
+ * repeated class. */
 static Expr *
 simple_string(Schema *s, const StringRules *r, RegexFlags flags, const Path *p)
 {
@@ -385,7 +387,7 @@ schema_string(Schema *s, const json_t *o, const Path *p)
 
 /* ---- numbers ---- */
 
-/* multipleOf as an integer and a number of decimals; false: it has too many digits. */
+/* Converts multipleOf to an integer and a number of decimals; false: it has too many digits. */
 static bool
 divisor_of(Schema *s, const json_t *v, int32_t *divisor, int32_t *decimals, const Path *p)
 {
@@ -498,7 +500,7 @@ bound_of(Schema *s, const json_t *o, const char *key, const char *exclusive, boo
          const Path *p)
 {
 	const json_t *v = json_object_get(o, key), *x = json_object_get(o, exclusive);
-	bool open = json_is_true(x); /* draft 4 */
+	bool open = json_is_true(x); /* in draft 4 a bool: the bound is exclusive */
 
 	if (v && !json_is_any_number(v))
 		schema_fail(s, p, key, "expected a number");

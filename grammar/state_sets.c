@@ -1,7 +1,7 @@
-/* Sets of (state, stack): deterministic states, built as outputs reach them. Stacks are hash-consed
- * frames, so a set is a sorted list of pairs of numbers. A repetition is one frame with a count.
- * Sets that no token can distinguish are merged (canon). Masks are computed for sets with cut
- * stacks, and steps that depend on frames below the cut are recorded. */
+/* Sets of (state, stack) pairs are the deterministic states, which are built as outputs reach them.
+ * Stacks are hash-consed frames, so a set is a sorted list of pairs of numbers. A repetition is one
+ * frame with a count. Sets that no token can distinguish are merged (canon). Masks are computed for
+ * sets with cut stacks, and steps that depend on frames below the cut are recorded. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,7 +36,7 @@ grow_array(Grammar *g, void *p, size_t n, size_t *cap, size_t elem)
 		grammar_fault(g, LLMC_E_MEMORY, "out of memory for the states of a grammar");
 	*cap = more;
 	if (tables_bytes(g) > MAX_BYTES) {
-		/* the caller has not stored v yet, so fail at the next check and not here */
+		/* do not fail here, where the caller has not stored v yet, but at the next check */
 		g->work = MAX_WORK;
 	}
 	return v;
@@ -140,7 +140,7 @@ frame(Grammar *g, int32_t parent, int32_t edge, int64_t count)
 	return (int32_t)t->n_frame++;
 }
 
-/* Maps counts to one value if no token of this slice can bring them to a limit. */
+/* Maps counts that no token of this slice can bring to a limit to one value. */
 static int32_t
 frame_canon(Grammar *g, int32_t f, int slice)
 {
@@ -302,7 +302,7 @@ leave(Grammar *g, int32_t f)
 	}
 }
 
-/* Handles the end of a character of a counted graph. The path may end here, or go on if some
+/* Handles the end of a character of a counted graph. The path may end here, or continue if some
  * continuation has a length within the bounds. */
 static void
 tick(Grammar *g, const Edge *e, int32_t f)
@@ -324,7 +324,8 @@ tick(Grammar *g, const Edge *e, int32_t f)
 	add(g, e->to, frame(g, x.parent, x.edge, count));
 }
 
-/* The frame's count is that of the character that would begin now. */
+/* Passes the gate of a counted graph if the path can still end in time. The frame's count already
+ * includes the character that would begin now. */
 static void
 gate(Grammar *g, const Edge *e, int32_t f)
 {
@@ -354,7 +355,7 @@ take(Grammar *g, const Edge *e, int32_t f)
 		add(g, e->to, frame(g, x.parent, x.edge, x.count | (int64_t)1 << e->lo));
 }
 
-/* Adds everything that is reachable without a byte. */
+/* Adds all pairs that are reachable without a byte. */
 static void
 close_over(Grammar *g)
 {
@@ -371,8 +372,8 @@ close_over(Grammar *g)
 			leave(g, c.f);
 		for (int32_t k = g->m.first[c.q]; k < g->m.first[c.q + 1]; k++) {
 			const Edge *e = &g->m.edge[k];
-			bool deep =
-			    g->t.frame[c.f].depth >= MAX_DEPTH; /* deeper nesting is not allowed */
+			/* no call: deeper nesting is not allowed */
+			bool deep = g->t.frame[c.f].depth >= MAX_DEPTH;
 			if (e->kind == EDGE_EPS)
 				add(g, e->to, c.f);
 			else if (e->kind == EDGE_CALL && (e->tail || !deep))
@@ -432,7 +433,7 @@ sort_confs(Config *c, size_t n)
 	}
 }
 
-/* Returns the set of the pairs in tmp that can consume input. */
+/* Returns the set that consists of the pairs in tmp that can consume input. */
 static int32_t
 intern(Grammar *g)
 {
@@ -588,7 +589,7 @@ set_cut(Grammar *g, int32_t s)
 {
 	if (s <= 0 || g->t.set[s].cut >= 0)
 		return s <= 0 ? s : g->t.set[s].cut;
-	bool deep = false; /* keep deep stacks whole, so that MAX_DEPTH applies */
+	bool deep = false; /* do not cut deep stacks, so that MAX_DEPTH applies */
 	for (uint32_t i = 0; i < g->t.set[s].n; i++)
 		deep |= g->t.frame[g->t.conf[g->t.set[s].at + i].f].depth > MAX_DEPTH / 2;
 	int32_t t = deep ? s : map_frames(g, s, 0, true);
@@ -619,7 +620,7 @@ tables_renew(Grammar *g)
 	memcpy(&outer, &g->fault, sizeof outer);
 	g->t = (Tables){ 0 };
 	g->start = -1;
-	if (setjmp(g->fault)) { /* keep the old tables */
+	if (setjmp(g->fault)) { /* on an error keep the old tables */
 		tables_release(&g->t);
 		g->t = old;
 		memcpy(&g->fault, &outer, sizeof outer);

@@ -5,7 +5,7 @@
 
 #define OCTET "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 #define IPV4 "(" OCTET "\\.){3}" OCTET
-/* years 0001 to 9999, as calendars of programs have them */
+/* years 0001 to 9999, as in the date types of most programs */
 #define YEAR "([0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 #define LEAP "([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)"
 #define DATE                                                                                       \

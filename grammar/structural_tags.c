@@ -77,7 +77,7 @@ until_text(GrammarBuilder *b, const char *text_end)
 	int32_t id = n_bytes && strchr("<[|", text_end[0])
 	                 ? special_at(b->lexicon, text_end, n_bytes, &len)
 	                 : -1;
-	if (id >= 0) { /* a special token: no character can begin it */
+	if (id >= 0) { /* a special token, which has no characters */
 		Range all[2];
 		size_t n_all = ranges_invert(NULL, 0, all);
 		return expr_seq(b, 3, expr_rep(b, expr_chars(b, all, n_all), 0, -1),
@@ -185,7 +185,7 @@ mark_is_token(GrammarBuilder *b, const char *s)
 	return *s && strchr("<[|", *s) && special_at(b->lexicon, s, strlen(s), &len) >= 0;
 }
 
-/* The arguments of a call by a schema, in a style of their own. */
+/* Matches the arguments of a call by a schema, in the style that `v` describes. */
 static Expr *
 arguments(GrammarBuilder *b, const json_t *schema, const json_t *v, const char *name)
 {
@@ -217,14 +217,15 @@ arguments(GrammarBuilder *b, const json_t *schema, const json_t *v, const char *
 	return x;
 }
 
-/* Any characters, as a loop. */
+/* Matches any characters. */
 static Expr *
 anything(GrammarBuilder *b)
 {
 	return expr_rep(b, expr_char(b, 0, 0x10FFFF), 0, -1);
 }
 
-/* Any characters without a trigger, then `end` if it is not NULL, which is the first trigger. */
+/* Matches any characters without a trigger, then, if not NULL, `end`, which is the first trigger in
+ * the text. */
 static Expr *
 without_triggers(GrammarBuilder *b, const json_t *triggers, const char *end)
 {
@@ -242,7 +243,7 @@ without_triggers(GrammarBuilder *b, const json_t *triggers, const char *end)
 		return expr_seq(b, 2, without_triggers(b, triggers, NULL), mark_text(b, end));
 	if (!words.n)
 		return any;
-	/* with `end`, no trigger is complete before the last character */
+	/* with `end`, no trigger may be complete before the last character */
 	Expr *trigger = expr_list(b, EXPR_ALT, &words);
 	Operand op[] = { { end ? expr_seq(b, 2, any, expr_text(b, end)) : any, false },
 		         { end ? expr_seq(b, 4, any, trigger, expr_char(b, 0, 0x10FFFF), any)
@@ -254,7 +255,7 @@ without_triggers(GrammarBuilder *b, const json_t *triggers, const char *end)
 }
 
 /* {"triggers": [string], "tags": [{"begin", "part", "end"}], "at_least_one", "stop_after_first"}:
- * free text in which each trigger begins one of the tags that start with it. */
+ * Matches free text in which each trigger begins one of the tags that start with it. */
 static Expr *
 triggered(GrammarBuilder *b, const json_t *v, int depth)
 {

@@ -1,7 +1,8 @@
-/* State set x vocabulary tries -> mask. The walk uses the set with cut stacks, so masks do not
- * depend on nesting depth. Tokens that look below the cut are kept as trie nodes and tried on the
- * full set each time. Where all plain characters are allowed, without limit or up to a count, the
- * mask of plain tokens is copied and only other tokens are walked. */
+/* Computes masks by walking the vocabulary's tries from a state set. The walk uses the set with cut
+ * stacks, so masks do not depend on the nesting depth. Tokens that depend on frames below the cut
+ * are stored as trie nodes and tried on the full set each time. If all plain characters are
+ * allowed, without limit or up to a count, the mask of plain tokens is copied, and only other
+ * tokens are walked. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -29,12 +30,13 @@ plain_lead(uint8_t c, uint8_t *lo, uint8_t *hi)
 /* Sets reached by plain characters, and whether some characters are allowed and some are not. */
 typedef struct MaskWalk {
 	int32_t set[MAX_REACH];
-	int n, latest; /* index of the last hit: most characters lead to one set */
+	/* latest: index of the set found last, because most characters lead to one set */
+	int n, latest;
 	bool full, lives, dies;
 } MaskWalk;
 
-/* Follows characters from set `at` to their last bytes. slice: merge counts that no token of it can
- * bring to a limit (-1: merge none). */
+/* Follows characters from set `at` to their last bytes. slice: merge counts that no token of the
+ * slice can bring to a limit (-1: merge none). */
 static void
 reach_tail(Grammar *g, int32_t at, int left, uint8_t lo, uint8_t hi, int slice, MaskWalk *r)
 {
@@ -80,8 +82,8 @@ advance_plain_char(Grammar *g, int32_t s, int slice, MaskWalk *r)
 	}
 }
 
-/* Returns whether any sequence of plain characters may follow s, as long as the longest token of
- * the slice. Visits all sets in between. */
+/* Returns whether every sequence of plain characters may follow s, up to the length of the longest
+ * token of the slice. Visits all sets in between. */
 static bool
 plain_loops(Grammar *g, int32_t s, int slice)
 {
@@ -113,7 +115,7 @@ plain_most(Grammar *g, int32_t s)
 	return -1;
 }
 
-/* Computes Set.plain: what is known of plain tokens without a walk. */
+/* Computes Set.plain: the plain tokens that are allowed or excluded without a walk. */
 static int
 plain_of(Grammar *g, int32_t s)
 {
@@ -168,7 +170,7 @@ uncertain(Grammar *g, const TokenTrie *t, size_t node, int depth)
 }
 
 /* Walks nodes from..end. st[depth of the first node] is the set of its parent. note: record nodes
- * that depend on frames below the cut. */
+ * whose result depends on frames below the cut. */
 static void
 walk(Grammar *g, const TokenTrie *trie, size_t from, size_t end, uint32_t *mask, bool note)
 {
@@ -209,7 +211,8 @@ make_mask(Grammar *g, int32_t c)
 	if (!mask)
 		grammar_fault(g, LLMC_E_MEMORY, "out of memory for a mask");
 	g->t.set[c].exact =
-	    /* owned by the table, so that an error exit frees it; a cut set does not use `exact` */
+	    /* owned by the table, so that it is freed after an error; the field `exact` is unused
+	     * in a cut set */
 	    mask;
 	if (plain != N_SLICE)
 		memcpy(mask,
@@ -292,7 +295,7 @@ set_mask(Grammar *g, int32_t s, uint32_t *room)
 				room[g->eos[i] >> 5] |= 1u << (g->eos[i] & 31);
 	if (g->t.set[full].tokens)
 		tokens(g, full, room);
-	if (full != c && x.n_unc > 4) { /* worth caching */
+	if (full != c && x.n_unc > 4) { /* cache the mask if computing it again takes time */
 		uint32_t *keep = malloc(bytes + 1);
 		if (keep) {
 			memcpy(keep, room, bytes);

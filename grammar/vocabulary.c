@@ -1,6 +1,6 @@
-/* Vocabulary as tries in depth-first order. Plain tokens (characters that JSON strings hold
- * unescaped), the majority of any vocabulary, are kept apart: inside a string their mask is copied
- * and only the rest is walked. */
+/* Vocabulary as tries in depth-first order. Plain tokens consist of characters that need no escape
+ * in JSON strings, and are the majority of any vocabulary. They are in tries of their own: inside a
+ * string their mask is copied, and only the other tokens are walked. */
 #include <stdlib.h>
 #include <string.h>
 

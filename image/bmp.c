@@ -99,7 +99,8 @@ read_masks(BmpReader *r)
 
 	memcpy(mask, r->bits == 16 ? rgb555 : rgb888, sizeof mask);
 	if (r->compression == BMP_BITFIELDS) {
-		/* after a header of 40 bytes, within a longer one; alpha from 56 bytes on */
+		/* masks follow a header of 40 bytes and are within a longer one; alpha has one from
+		 * 56 bytes on */
 		for (int i = 0; i < 4; i++)
 			mask[i] = i < 3 || r->header >= 56
 			              ? number(r, FILE_HEADER + 40 + 4 * (size_t)i, 4)
@@ -128,7 +129,8 @@ read_palette(BmpReader *r)
 	if (r->n - at < step * r->colours)
 		return image_truncated("BMP", r->err);
 	if (r->pixels == at)
-		r->pixels += step * r->colours; /* some files forget to count the palette */
+		/* in some files the offset of the pixels does not include the palette */
+		r->pixels += step * r->colours;
 	for (uint32_t i = 0; i < r->colours && i < 256; i++) {
 		const uint8_t *p = r->data + at + step * i;
 		memcpy(r->entry[i], (uint8_t[]){ p[2], p[1], p[0] }, 3);
@@ -180,7 +182,7 @@ read_raw(const BmpReader *r, ImagePixels *im)
 	return LLMC_OK;
 }
 
-/* Pixels that were decoded so far, in the order of the file */
+/* Position in an RLE image: number of pixels decoded so far, in the order of the file */
 typedef struct BmpRle {
 	int64_t at, end, x;
 } BmpRle;

@@ -1,4 +1,4 @@
-/* Formats by their first bytes. */
+/* Recognises formats by their first bytes. */
 #include "image/decode.h"
 
 #include <string.h>
@@ -34,7 +34,7 @@ typedef struct ImageMagic {
 	const char *package;  /* library that the decoder needs; NULL: none */
 } ImageMagic;
 
-/* The mark of BMP is short, so it is the last. */
+/* The mark of BMP comes last, because it is short. */
 static const ImageMagic magic[] = {
 	{ "JPEG", 0, "\xff\xd8\xff", 3, JPEG_DECODER, "libjpeg-turbo" },
 	{ "PNG", 0, "\x89PNG\r\n\x1a\n", 8, PNG_DECODER, "libpng" },

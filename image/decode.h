@@ -1,5 +1,5 @@
-/* Shared by the decoders. Each reads its format from memory into ImagePixels; the caller releases
- * the image, also after an error. */
+/* Functions that decoders share. Each decoder reads its format from memory into ImagePixels; the
+ * caller releases the image, even after an error. */
 #ifndef LLMC_IMAGE_DECODE_H
 #define LLMC_IMAGE_DECODE_H
 
@@ -36,8 +36,8 @@ image_row(const ImagePixels *im, int64_t y)
 	return im->pixel + (size_t)y * (size_t)im->width * (size_t)im->channels;
 }
 
-/* Position in a row where its encoded samples are stored, so that they can be expanded in place
- * from left to right. */
+/* Return the position in a row at which its encoded samples are stored: at the end, so that they
+ * can be expanded in place from left to right. */
 static inline uint8_t *
 image_row_tail(const ImagePixels *im, int64_t y, int32_t samples)
 {
@@ -46,7 +46,7 @@ image_row_tail(const ImagePixels *im, int64_t y, int32_t samples)
 
 /* Orientation 1 to 8 of a TIFF header as EXIF stores it; 1 if there is none. */
 int exif_orientation(const uint8_t *tiff, size_t n);
-/* Rotate and mirror, so that an image stored with this orientation is upright. */
+/* Rotate and mirror an image that is stored with this orientation, so that it is upright. */
 llmc_status image_orient(ImagePixels *im, int orientation, llmc_error *err);
 
 #endif

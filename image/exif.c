@@ -1,4 +1,4 @@
-/* Orientation of photographs: EXIF stores how the camera was held. */
+/* Reads the orientation of photographs, which EXIF stores, and turns them upright. */
 #include <stdlib.h>
 #include <string.h>
 

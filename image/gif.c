@@ -14,7 +14,8 @@ typedef struct GifReader {
 	uint8_t entry[256][3];
 } GifReader;
 
-/* A string of the dictionary: its last byte, its first byte, and the string before the last. */
+/* A string of the LZW dictionary: its last byte, its first byte, and the string without the last
+ * byte. */
 typedef struct GifString {
 	uint16_t before;
 	uint8_t last, first;
@@ -55,7 +56,8 @@ read_palette(GifReader *r, uint8_t flags)
 	size_t n = (size_t)2 << (flags & 7);
 
 	for (int i = 0; i < 256; i++)
-		memset(r->entry[i], i, 3); /* entries that the file lacks, as in Pillow */
+		/* default colours for entries that the file lacks, as in Pillow */
+		memset(r->entry[i], i, 3);
 	if (!(flags & 0x80))
 		return LLMC_OK;
 	if (!has_bytes(r, 3 * n))
@@ -94,7 +96,7 @@ find_frame(GifReader *r)
 		if (kind == ';')
 			return error_set(r->err, LLMC_E_INPUT, "The GIF file has no image.");
 		if (kind != '!')
-			continue; /* stray bytes, as in Pillow */
+			continue; /* skip stray bytes, as Pillow does */
 		if (!has_bytes(r, 6))
 			return image_truncated("GIF", r->err);
 		const uint8_t *p = r->data + r->at;

@@ -1,4 +1,4 @@
-/* Images: foreign bytes -> pixels -> rows of the patch embedding, as the model's processor makes
+/* Images: bytes of a file -> pixels -> rows of the patch embedding, as the model's processor makes
  * them. Bytes are untrusted: sizes are checked against limits before memory is allocated. */
 #ifndef LLMC_IMAGE_IMAGE_H
 #define LLMC_IMAGE_IMAGE_H
@@ -18,15 +18,15 @@ typedef struct ImagePixels {
 } ImagePixels;
 
 typedef struct ImageLimits {
-	int64_t max_pixels; /* width times height, of the file and of its canvas */
-	int64_t max_bytes;  /* size of the encoded file */
+	int64_t max_pixels; /* limit of width times height, for the file and for its canvas */
+	int64_t max_bytes;  /* limit of the size of the encoded file */
 } ImageLimits;
 #define IMAGE_LIMITS_DEFAULT                                                                       \
 	((ImageLimits){ .max_pixels = (int64_t)64 << 20, .max_bytes = (int64_t)32 << 20 })
 
 /* Decode JPEG, PNG, WebP, GIF (first frame) or BMP, recognised by their first bytes. E_INPUT: the
- * bytes are no such image, are damaged, or exceed a limit. E_MISSING: this build lacks the library
- * for the format. Release the image with image_release. */
+ * bytes are not such an image, or are damaged, or exceed a limit. E_MISSING: this build lacks the
+ * library for the format. Release the image with image_release. */
 llmc_status image_decode(const void *data, size_t n, const ImageLimits *limits, ImagePixels *out,
                          llmc_error *err);
 /* Copy pixels of 1, 3 or 4 channels. stride: bytes from one row to the next; 0: no padding. */

@@ -11,7 +11,8 @@
 #include <jpeglib.h>
 #include <jerror.h>
 
-/* Scans of a progressive file; each costs a pass over the image. Encoders write fewer than 70. */
+/* Maximum number of scans of a progressive file, each of which costs a pass over the image.
+ * Encoders write fewer than 70. */
 enum { MAX_SCANS = 256 };
 
 typedef struct JpegReader {
@@ -40,7 +41,7 @@ on_error(j_common_ptr codec)
 	longjmp(r->fail, 1);
 }
 
-/* Warnings about damaged data: the decoder continues, as in Pillow. */
+/* Handle a warning about damaged data: ignore it, so that the decoder continues, as in Pillow. */
 static void
 on_message(j_common_ptr codec, int level)
 {
@@ -71,7 +72,7 @@ no_source_action(j_decompress_ptr codec)
 	(void)codec;
 }
 
-/* Suspend at the end of the data, which the reader reports as truncation. */
+/* Suspend decoding at the end of the data; the caller then reports a truncated file. */
 static boolean
 suspend(j_decompress_ptr codec)
 {
@@ -98,7 +99,8 @@ expand_row(const uint8_t *from, uint8_t *to, int32_t width, int channels)
 			memset(to, from[0], 3);
 			continue;
 		}
-		/* Adobe stores CMYK inverted, so a sample is the share of light that passes. */
+		/* Adobe stores CMYK inverted, so a sample is the share of the light that the ink
+		 * lets through. */
 		uint32_t key = from[3];
 		for (int c = 0; c < 3; c++) {
 			uint32_t absorbed = (255u - from[c]) * key + 128;
@@ -144,7 +146,8 @@ read_image(JpegReader *r, const ImageLimits *limits, ImagePixels *out)
 	c->client_data = r;
 	c->src = &r->source;
 	c->progress = &r->progress;
-	/* coefficients of a progressive file: 2 bytes per sample of at most 4 components */
+	/* memory for coefficients of a progressive file: 2 bytes per sample of at most 4
+	 * components */
 	int64_t most = (int64_t)1 << 40, pixels = limits->max_pixels,
 	        memory = (pixels < most ? pixels : most) * 8 + (1 << 24);
 	c->mem->max_memory_to_use = (long)memory;
@@ -159,7 +162,7 @@ read_image(JpegReader *r, const ImageLimits *limits, ImagePixels *out)
 	c->out_color_space = c->num_components == 1   ? JCS_GRAYSCALE
 	                     : c->num_components == 3 ? JCS_RGB
 	                                              : JCS_CMYK;
-	int turn = orientation(c); /* before the end of decoding, which frees the markers */
+	int turn = orientation(c); /* read now, because the end of decoding frees the markers */
 	if (!jpeg_start_decompress(c))
 		return image_truncated("JPEG", r->err);
 	TRY(read_rows(r, out));

@@ -94,11 +94,11 @@ longest_size(const ImageRules *r, ImageSize s)
 		s.height = (int32_t)floor(s.height / ratio);
 		s.width = (int32_t)floor(s.width / ratio);
 	}
-	/* a side of 0 is rounded down to 0 by the processor, which then fails */
+	/* round up; the model's processor rounds a small side down to 0 and then fails */
 	return (ImageSize){ (s.height + f - 1) / f * f, (s.width + f - 1) / f * f };
 }
 
-/* Size with the longer side `longest`; a shorter side that is odd grows by one. */
+/* Return the size with the longer side `longest`. If the shorter side is odd, it grows by one. */
 static ImageSize
 even_size(int32_t longest, ImageSize s)
 {
@@ -228,8 +228,8 @@ plain(const ImageRules *r, ImageLayout *l, llmc_error *err)
 	if (r->center_crop) {
 		int32_t high = r->crop_height, wide = r->crop_width, y = s.height - high,
 		        x = s.width - wide;
-		/* An axis that is too short is padded at both ends, an odd pixel at the second.
-		 * A crop of the other axis rounds down. */
+		/* An axis that is too short is padded at both ends, with an odd pixel at the second
+		 * end. The offset of a crop of the other axis is rounded down. */
 		l->canvas =
 		    (ImageBox){ y < 0 ? -(-y / 2) : y / 2, x < 0 ? -(-x / 2) : x / 2, high, wide };
 	}
@@ -269,8 +269,8 @@ split(const ImageRules *r, ImageLayout *l, llmc_error *err)
 	    err);
 }
 
-/* Select the grid of at most max_tiles with the nearest aspect ratio. Of equal ones a larger grid
- * wins, while the image covers more than half of it. */
+/* Select the grid of at most max_tiles with the nearest aspect ratio. Of grids with equal aspect a
+ * larger one wins if the image covers more than half of it. */
 static void
 best_grid(const ImageRules *r, ImageLayout *l)
 {
@@ -305,7 +305,7 @@ by_aspect(const ImageRules *r, ImageLayout *l, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Select the pinpoint that keeps most pixels of the image, then the smallest. */
+/* Select the pinpoint that keeps the most pixels of the image; of equal ones the smallest. */
 static ImageSize
 best_pinpoint(const ImageRules *r, ImageSize s)
 {
@@ -408,7 +408,7 @@ check_sizes(const ImageLayout *l, llmc_error *err)
 		ImageSize s = l->step[i];
 		if (s.height < 1 || s.width < 1)
 			return no_pixels(l, s, err);
-		if (i + 1 < l->n_step) /* the last step computes the canvas alone */
+		if (i + 1 < l->n_step) /* the last step needs only the pixels of the canvas */
 			pixels += (int64_t)s.height * s.width;
 	}
 	for (int32_t i = 0; i < l->n_view; i++) {

@@ -21,11 +21,13 @@ typedef struct ImageView {
 
 /* original -> [square with the mean colour] -> resized, once or twice -> canvas = base image */
 typedef struct ImageLayout {
-	ImageSize original;       /* with pad_square: of the square */
+	/* size of the original; with pad_square: of the square around it */
+	ImageSize original;
 	int32_t paste_y, paste_x; /* position of the image in the square */
 	int32_t n_step;
 	ImageSize step[LAYOUT_STEPS];
-	ImageBox canvas; /* window of the last step's image; black outside that image */
+	/* part of the last step's image that is kept; black outside of that image */
+	ImageBox canvas;
 	int32_t tiles_h, tiles_w;
 	int32_t n_view, cap;
 	ImageView *view;

@@ -1,5 +1,5 @@
-/* PNG by libpng. Palettes, low bit depths and transparent colours are expanded here, with Pillow's
- * results. libpng reports errors by longjmp, which does not leave this file. */
+/* PNG by libpng. This file expands palettes, low bit depths and transparent colours, with the same
+ * results as Pillow. libpng reports errors by longjmp, which does not leave this file. */
 #include "image/decode.h"
 
 #ifdef LLMC_HAVE_PNG
@@ -24,8 +24,9 @@ typedef struct PngReader {
 /* Colours of a file, for expand_row */
 typedef struct PngColours {
 	int type, depth;
-	bool has_key;          /* one colour is transparent */
-	uint8_t key[3];        /* its samples, as stored; of 16 bits the upper 8 */
+	bool has_key; /* one colour is transparent */
+	/* samples of the transparent colour, as stored; of 16 bits the upper 8 */
+	uint8_t key[3];
 	uint8_t entry[256][4]; /* palette, RGBA */
 } PngColours;
 
@@ -68,7 +69,7 @@ read_bytes(png_structp png, png_bytep to, size_t n)
 {
 	PngReader *r = png_get_io_ptr(png);
 
-	/* The checksum of the pixels, and what follows it, may be absent. */
+	/* The checksum of the pixels, and the rest of the file after it, may be absent. */
 	bool checksum = (png_get_io_state(png) & PNG_IO_MASK_LOC) == PNG_IO_CHUNK_CRC;
 	if (checksum && r->at == r->n) {
 		memset(to, 0, n);
@@ -184,7 +185,8 @@ read_image(PngReader *r, const ImageLimits *limits, ImagePixels *out)
 	return read_rows(r, out);
 }
 
-/* Orientation of an eXIf chunk, which may be after the pixels. The end of the file may be absent.
+/* Read the orientation from an eXIf chunk, which may come after the pixels. The end of the file may
+ * be absent.
  */
 static int
 read_orientation(PngReader *r)
@@ -193,7 +195,7 @@ read_orientation(PngReader *r)
 	png_uint_32 n = 0;
 	llmc_error *err = r->err;
 
-	r->err = NULL; /* damage after the pixels is no error */
+	r->err = NULL; /* ignore damage after the pixels */
 	if (!setjmp(r->fail))
 		png_read_end(r->png, r->info);
 	r->err = err;

@@ -6,10 +6,11 @@
 
 #include "image/layout.h"
 
-/* Most tokens of an image, whose text is written before the model's context is known */
+/* Maximum number of tokens of an image; a limit of its own, because the text is written before the
+ * model's context is known */
 enum { MAX_TOKENS = 1 << 20 };
 
-/* Side of the square of pixels in a row */
+/* Return the side, in pixels, of the square that a row holds */
 static int32_t
 row_patch(const ImageRules *r)
 {
@@ -27,8 +28,9 @@ tile_tokens(const ImageRules *r, const ImageTile *t)
 	       r->extra_tokens - r->drop_token;
 }
 
-/* Tokens of an image in tiles whose padding is removed: the whole image, then rows of the grid,
- * each with a token for the end of the line. The first tile is the whole image. */
+/* Return the number of tokens of an image in tiles without padding: the tokens of the whole image,
+ * then those of each row of the grid, with one token for the end of the row. The first tile is the
+ * whole image. */
 static int64_t
 unpadded_tokens(const ImageRules *r, const ImageRows *rows, int32_t width, int32_t height)
 {
@@ -176,7 +178,7 @@ on_white(uint32_t v, uint32_t alpha)
 	return (uint8_t)(((sum >> 8) + sum) >> 15);
 }
 
-/* RGB of the image, pasted into the square of the layout. */
+/* Convert the image to RGB and paste it into the square of the layout. */
 static llmc_status
 to_rgb(const ImageRules *r, const ImagePixels *im, const ImageLayout *l, ImagePixels *out,
        llmc_error *err)
@@ -208,7 +210,7 @@ to_rgb(const ImageRules *r, const ImagePixels *im, const ImageLayout *l, ImagePi
 	return LLMC_OK;
 }
 
-/* Move the result of a window into a larger canvas of black pixels. */
+/* Paste an image into a larger canvas of black pixels. */
 static llmc_status
 paste(ImagePixels *im, int32_t y, int32_t x, ImageBox canvas, llmc_error *err)
 {
@@ -313,7 +315,7 @@ put_row(const ImageRules *r, const ImageScale *scale, const ImagePixels *im, int
 	}
 }
 
-/* Fill the rows of one tile, merged squares of patches together. */
+/* Fill the rows of one tile; patches of a merged square are adjacent. */
 static void
 put_tile(const ImageRules *r, const ImageScale *scale, const ImagePixels *im, const ImageTile *t,
          ImageRows *out)

@@ -8,12 +8,13 @@
 #include "base/strbuf.h"
 #include "image/image.h"
 
-/* Size of the image before it is cut into tiles or patches */
+/* Rule for the size of the image before it is cut into tiles or patches */
 typedef enum ImageResize {
-	IMAGE_RESIZE_SIZE,    /* height x width, or the shorter side = shortest */
-	IMAGE_RESIZE_SMART,   /* sides are multiples of a merged patch, area in min_pixels ..
-	                         max_pixels */
-	IMAGE_RESIZE_BUDGET,  /* such multiples of the largest area for soft_tokens tokens */
+	IMAGE_RESIZE_SIZE, /* size is height x width, or the shorter side = shortest */
+	/* sides are multiples of a merged patch, with the largest area for soft_tokens tokens */
+	IMAGE_RESIZE_SMART, /* sides are multiples of a merged patch, area in min_pixels ..
+	                       max_pixels */
+	IMAGE_RESIZE_BUDGET,
 	IMAGE_RESIZE_LONGEST, /* longer side <= longest, sides rounded up to multiples */
 	IMAGE_RESIZE_EVEN,    /* longer side = longest, the other one even */
 } ImageResize;
@@ -28,10 +29,11 @@ typedef enum ImageTiling {
 	IMAGE_TILE_CROPS,  /* the whole image, then crops along its longer side (Gemma 3) */
 } ImageTiling;
 
-/* Text that replaces the placeholder of the chat template */
+/* Form of the text that replaces the placeholder of the chat template */
 typedef enum ImageText {
-	IMAGE_TEXT_RUN,   /* before, all tokens, after */
-	IMAGE_TEXT_ROWS,  /* per row of patches: its tokens and row_end; the last one is `after` */
+	IMAGE_TEXT_RUN, /* before, all tokens, after */
+	/* per row of patches: its tokens and row_end; the last row ends with `after` */
+	IMAGE_TEXT_ROWS,
 	IMAGE_TEXT_GRID,  /* per tile: fake, <row_R_col_C>, tokens; the whole image at the end */
 	IMAGE_TEXT_CROPS, /* a run per tile, within a sentence if there are several (Gemma 3) */
 } ImageText;
@@ -43,8 +45,9 @@ typedef enum ImageFilter {
 	IMAGE_BICUBIC,
 } ImageFilter;
 
-/* Arithmetic of the resampling and normalisation. Both round to 8 bits after each pass and widen
- * the filter when they shrink. Weights have 16 bits in torch and 22 in Pillow. */
+/* Arithmetic of the resampling and normalisation. Both backends round to 8 bits after each pass,
+ * and widen the filter when an image shrinks. Weights have 16 bits in torch and 22 bits in
+ * Pillow. */
 typedef enum ImageBackend { IMAGE_TORCHVISION, IMAGE_PILLOW } ImageBackend;
 
 enum { IMAGE_STRING = 64, IMAGE_PINPOINTS = 64 };
@@ -60,9 +63,10 @@ typedef struct ImageRules {
 	int32_t height, width, shortest, longest;
 	int64_t min_pixels, max_pixels;
 	int32_t soft_tokens; /* IMAGE_RESIZE_BUDGET */
-	bool center_crop;    /* to crop_height x crop_width, padded with zeros */
+	/* crop the centre to crop_height x crop_width; a smaller image is padded with zeros */
+	bool center_crop;
 	int32_t crop_height, crop_width;
-	bool pad_square; /* to a square with the mean colour, before the resize (LLaVA) */
+	bool pad_square; /* pad to a square with the mean colour before the resize (LLaVA) */
 
 	ImageTiling tiling;
 	bool cut;     /* false: no tiles */
@@ -77,15 +81,17 @@ typedef struct ImageRules {
 	double rescale;
 	double mean[3], std[3];
 
-	int32_t patch, temporal; /* sides of a patch; copies of the frame in a row */
+	/* patch: side of a patch; temporal: copies of the frame in a row */
+	int32_t patch, temporal;
 	int32_t merge;       /* rows of a merge x merge square of patches are adjacent; 1: raster */
 	int32_t model_patch; /* the row is a square of so many patches per side (Gemma 4 Unified) */
 	bool channel_last;   /* row is [patch, patch, 3]; else [3, temporal, patch, patch] */
 
 	int32_t token_square;    /* patches per token and side */
-	int32_t tokens_per_tile; /* fixed count; 0: by token_square */
+	int32_t tokens_per_tile; /* fixed number of tokens; 0: it follows from token_square */
 	int32_t extra_tokens;    /* rows per tile that are not patches, such as a class token */
-	bool sections;   /* a GGUF tower: the model's RoPE rotates by row and column of its rows */
+	/* for a GGUF tower: the model's RoPE rotates by row and column of an image's rows */
+	bool sections;
 	bool drop_token; /* the first row of each tile is not used */
 	ImageText text;
 	char placeholder[IMAGE_STRING]; /* text of the chat template per image */
@@ -95,7 +101,7 @@ typedef struct ImageRules {
 } ImageRules;
 
 typedef struct ImageTile {
-	int32_t grid_h, grid_w; /* patches */
+	int32_t grid_h, grid_w; /* size in patches */
 	int64_t first_row;
 } ImageTile;
 
@@ -112,7 +118,8 @@ typedef struct ImageRows {
 	Strbuf text; /* replaces rules->placeholder; contains rules->token n_token times */
 } ImageRows;
 
-/* Parsed files of a model's folder; each but config may be NULL. Or the keys of a GGUF tower. */
+/* Parsed files of a model's folder, each of which except config may be NULL, or the keys of a GGUF
+ * tower. */
 typedef struct ImageFiles {
 	const json_t *preprocessor; /* preprocessor_config.json */
 	const json_t *processor;    /* processor_config.json */
@@ -122,14 +129,15 @@ typedef struct ImageFiles {
 	const json_t *mmproj;
 } ImageFiles;
 
-/* Read the steps from the files. E_INPUT names a class, key or value that has no equivalent here.
+/* Read the rules from the files. E_INPUT: a class, key or value has no equivalent in llmc; the
+ * message names it.
  */
 llmc_status image_rules_json(const ImageFiles *files, ImageRules *out, llmc_error *err);
 
 /* Compute sizes, tiles and text for an image of width x height, without pixels. */
 llmc_status image_measure(const ImageRules *r, int32_t width, int32_t height, ImageRows *out,
                           llmc_error *err);
-/* The same, with rows and positions. Release with image_rows_release. */
+/* Compute the same together with rows and positions. Release the result with image_rows_release. */
 llmc_status image_prepare(const ImageRules *r, const ImagePixels *im, ImageRows *out,
                           llmc_error *err);
 void image_rows_release(ImageRows *rows);

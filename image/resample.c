@@ -10,8 +10,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Most rows of the input times columns of the output, and the reverse; largest side of the
- * output before it is cropped */
+/* MAX_WORK: limit of input rows times output columns, and of input columns times output rows;
+ * MAX_SIDE: largest side of the output before it is cropped */
 enum { MAX_WORK = 1 << 26, MAX_SIDE = 1 << 22 };
 
 /* Weights of one axis: output i is the sum of n[i] inputs from first[i] on. */
@@ -73,7 +73,7 @@ weights_release(Weights *w)
 	free(w->weight);
 }
 
-/* Bits after the point: torch uses as many as 16-bit weights allow. */
+/* Return the number of bits after the point: torch uses as many as 16-bit weights allow. */
 static int
 precision_of(ImageBackend backend, double most)
 {
@@ -86,8 +86,7 @@ precision_of(ImageBackend backend, double most)
 	return bits;
 }
 
-/* Compute the weights of the output at position i, the inputs from *first on. Return their number.
- */
+/* Compute the weights of output i for the inputs from *first on. Return the number of weights. */
 static int32_t
 fill_weights(double *exact, int32_t *first, int64_t i, double scale, int32_t from, ImageFilter f)
 {
@@ -110,7 +109,7 @@ fill_weights(double *exact, int32_t *first, int64_t i, double scale, int32_t fro
 	return end - begin;
 }
 
-/* Largest weight of all outputs, which decides torch's precision. */
+/* Return the largest weight of all outputs, which determines torch's precision. */
 static double
 largest_weight(double *scratch, int32_t from, int32_t to, double scale, ImageFilter f)
 {
@@ -125,7 +124,8 @@ largest_weight(double *scratch, int32_t from, int32_t to, double scale, ImageFil
 	return most;
 }
 
-/* Weights of the outputs start .. start + outputs of an axis that is resized from `from` to `to`.
+/* Compute the weights of the outputs start .. start + outputs - 1 of an axis that is resized from
+ * `from` to `to`.
  */
 static bool
 weights_init(Weights *w, int32_t from, int32_t to, int32_t start, int32_t outputs, ImageFilter f,
@@ -200,7 +200,8 @@ typedef struct Columns {
 	int32_t begun;
 } Columns;
 
-/* Most outputs that any input belongs to. First inputs and ends do not decrease. */
+/* Return the largest number of outputs that need one input. Relies on `first` and the ends never
+ * decreasing. */
 static int32_t
 most_active(const Weights *w)
 {
@@ -225,7 +226,7 @@ finish_row(Columns *c, const Weights *v, ImagePixels *out, size_t samples)
 	c->done++;
 }
 
-/* Add input row y to each output row that it belongs to. */
+/* Add input row y to each output row that needs it. */
 static void
 add_row(Columns *c, const Weights *v, int32_t y, ImagePixels *out, size_t samples)
 {

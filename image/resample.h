@@ -10,7 +10,7 @@ typedef struct ImageBox {
 } ImageBox;
 
 /* Resize the part `from` of an RGB image to height x width, and store the part `window` of the
- * result in out (window.height x window.width pixels, allocated here). */
+ * result in out, whose window.height x window.width pixels are allocated. */
 llmc_status image_resize(const ImagePixels *im, ImageBox from, int32_t height, int32_t width,
                          ImageBox window, ImageFilter filter, ImageBackend backend,
                          ImagePixels *out, llmc_error *err);

@@ -1,5 +1,6 @@
-/* Steps of preprocessing from configurations. configs/images/processors.yaml has the defaults of
- * each class, and for each key of its files the field of ImageRules that it sets. */
+/* Reads rules of preprocessing from configurations. configs/images/processors.yaml has the defaults
+ * of each processor class, and a table from keys of its files to the fields of ImageRules that they
+ * set. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -90,7 +91,8 @@ field_of(const char *name)
 	return NULL;
 }
 
-/* Index of a word in a list of words with a blank after each; -1: not in it */
+/* Return the index of a word in a list of words with a blank after each; -1: the list lacks the
+ * word */
 static int
 word_at(const char *words, const char *word)
 {
@@ -205,7 +207,7 @@ set_field(ImageRules *r, const RuleField *f, const json_t *v)
 
 /* ---- the table ---- */
 
-/* A scalar or list of the table as JSON, which the arena owns */
+/* Convert a scalar or list of the table to JSON, which the arena owns */
 static json_t *
 as_json(Arena *a, const Node *n)
 {
@@ -256,7 +258,8 @@ set_defaults(Arena *a, ImageRules *r, const Node *row, llmc_error *err)
 
 /* ---- files ---- */
 
-/* Files by the prefix of their keys in the table; the processor's own keys have none. */
+/* Return the file that a key's prefix in the table names, and remove the prefix; keys of the
+ * processor have no prefix. */
 static const json_t *
 file_of(const ImageFiles *files, const char **key)
 {
@@ -273,7 +276,8 @@ file_of(const ImageFiles *files, const char **key)
 	return files->preprocessor;
 }
 
-/* Value at a path with points; NULL: absent or null. A string may be an added token's object. */
+/* Return the value at a path with dots; NULL: absent or null. Of an added token's object it returns
+ * the string. */
 static const json_t *
 value_at(const json_t *at, const char *path)
 {
@@ -323,7 +327,7 @@ set_keys(ImageRules *r, const Node *row, const ImageFiles *files, llmc_error *er
 	return LLMC_OK;
 }
 
-/* Whether `key` is in the keys of the row, alone or with `.` and more after it */
+/* Does the row have the key `key`, alone or followed by `.` and more? */
 static bool
 has_key(const Node *row, const char *key)
 {
@@ -338,8 +342,8 @@ has_key(const Node *row, const char *key)
 	return in_list(node_get(row, "ignored"), key);
 }
 
-/* Replace the default size by that of the file. A single number has the meaning of the default: a
- * square, or the shorter side. */
+/* Replace the default size by that of the file. A single number has the same meaning as in the
+ * default: a square, or the shorter side. */
 static llmc_status
 set_size(ImageRules *r, const json_t *file, const Node *row, llmc_error *err)
 {
@@ -375,7 +379,7 @@ set_size(ImageRules *r, const json_t *file, const Node *row, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* E_INPUT for a step of the configuration that no field stands for. */
+/* Return E_INPUT if the configuration has a step for which ImageRules has no field. */
 static llmc_status
 check_steps(const Node *common, const Node *row, const json_t *file, llmc_error *err)
 {
@@ -392,7 +396,7 @@ check_steps(const Node *common, const Node *row, const json_t *file, llmc_error 
 	return LLMC_OK;
 }
 
-/* Class name without the suffix of its backend; *backend is set by it. */
+/* Set the class name without the suffix of its backend, and the backend from that suffix. */
 static void
 set_class(ImageRules *r, const char *class)
 {
@@ -411,7 +415,7 @@ set_class(ImageRules *r, const char *class)
 	}
 }
 
-/* Sides have a limit, so that a number of tiles times a side fits its type. */
+/* Are all sides within their limit, so that the number of tiles times a side fits its type? */
 static bool
 sides_fit(const ImageRules *r)
 {

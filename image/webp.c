@@ -29,7 +29,8 @@ failure(VP8StatusCode code, llmc_error *err)
 }
 
 /* Decode a frame. libwebp reports some failed allocations as damage, such as those of an alpha
- * plane. So a frame that fails is decoded a second time, if there is memory for its planes. */
+ * plane. So a frame that fails is decoded a second time if there is enough memory for its
+ * planes. */
 static VP8StatusCode
 decode(const uint8_t *data, size_t n, WebPDecoderConfig *config)
 {
@@ -50,7 +51,7 @@ decode(const uint8_t *data, size_t n, WebPDecoderConfig *config)
 	return code;
 }
 
-/* Decode one frame into the canvas at x, y. Its size is checked against the canvas. */
+/* Decode one frame into the canvas at x, y. Checks that the frame fits the canvas. */
 static llmc_status
 read_frame(const uint8_t *data, size_t n, int x, int y, ImagePixels *im, llmc_error *err)
 {

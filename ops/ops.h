@@ -98,20 +98,21 @@ typedef struct Attr {
 } Attr;
 
 const Attr *attr_find(const Attr *a, int n, const char *key); /* NULL: none */
-/* A missing attribute, or one of another kind, reads as 0 or "". */
+/* Return an attribute's value; 0 or "" if it is missing or of another kind. */
 int64_t attr_int(const Attr *a, int n, const char *key);
 double attr_num(const Attr *a, int n, const char *key); /* also accepts an integer */
 const char *attr_word(const Attr *a, int n, const char *key);
-/* Name and kind of the op's i-th attribute; NULL: it has fewer */
+/* Return name and kind of the op's i-th attribute; NULL: the op has fewer */
 const char *op_attr(OpKind op, int i, AttrKind *kind);
-/* Checks for exactly the op's attributes, in any order, each of its kind and within its range */
+/* Checks that a list has exactly the op's attributes, in any order, each of its kind and within its
+ * range */
 llmc_status attr_check(OpKind op, const Attr *a, int n, llmc_error *err);
 
 /* --- shapes (shapes.c) --- */
 
 typedef enum ValueKind { VAL_ACT, VAL_WEIGHT, VAL_ROPE, VAL_POOL, VAL_ORDER } ValueKind;
-/* Pages of keys and values, pages of latents, or per sequence a recurrent state [kv_heads, k_dim,
- * v_dim] of fp32 */
+/* Shape of a pool: pages of keys and values, pages of latents (mla), or one recurrent state
+ * [kv_heads, k_dim, v_dim] of fp32 per sequence (state) */
 typedef struct PoolShape {
 	bool mla, state;
 	int64_t kv_heads, k_dim, v_dim;
@@ -122,8 +123,9 @@ typedef struct ArgShape {
 	Dtype dtype; /* VAL_ACT: f32 or i32 */
 	/* VAL_WEIGHT: cols 0: a vector. VAL_ACT, VAL_ROPE: cols: elements per row */
 	int64_t rows, cols;
-	/* VAL_WEIGHT: number of equal parts that are read separately (experts, including those of
-	 * other ranks), and number of parts that a row of the step reads; else 1 */
+	/* VAL_WEIGHT: number of equal parts that are read separately (experts, including
+	 * those of other ranks); used: number of parts that a row of the step reads; both 1 for
+	 * other weights */
 	int64_t pieces, used;
 	PoolShape pool; /* VAL_POOL */
 } ArgShape;
@@ -135,14 +137,14 @@ typedef struct OpModel {
 	int rank, ranks;
 } OpModel;
 
-/* Range of rank `rank` of `ranks` in `total` elements: whole units, divided evenly, the first ranks
- * get one more. The last unit may be short. Elements [*first, *first + *count); *count is 0 if
- * there are fewer units than ranks. */
+/* Compute the elements [*first, *first + *count) of rank `rank`, of `total` elements divided over
+ * `ranks` ranks. Ranks get whole units, evenly; the first ranks get one unit more if there is a
+ * remainder. The last unit may be short. *count is 0 if no unit is left for the rank. */
 void op_share(int64_t total, int64_t unit, int ranks, int rank, int64_t *first, int64_t *count);
 
 /* Computes the shape of each argument from attributes that attr_check has accepted. Returns NULL,
- * or the rule between attributes that is violated; then `out` is unspecified. Sizes beyond 63 bits
- * are INT64_MAX. */
+ * or the rule between attributes that is violated, in which case `out` is unspecified. Sizes above
+ * 63 bits become INT64_MAX. */
 const char *op_shapes(OpKind op, const Attr *a, int n, const OpModel *m, ArgShape out[OP_MAX_ARGS]);
 
 #endif

@@ -95,7 +95,7 @@ state(int64_t heads, int64_t rows, int64_t cols)
 		       .pool = { .state = true, .kv_heads = heads, .k_dim = rows, .v_dim = cols } };
 }
 
-/* Values of `act` that only some ops support */
+/* Does the attribute `act` have a value that only some ops support? */
 static bool
 is_glu(const Attr *a, int n)
 {

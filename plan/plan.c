@@ -1,5 +1,5 @@
-/* Sizes that follow from a plan, checked for overflow; used by `mem`, the checker and the
- * runtime. */
+/* Sizes that follow from a plan, checked for overflow; used by the compiler (mem), the plan checker
+ * and the runtime. */
 #include "plan/plan.h"
 
 #include <math.h>
@@ -158,9 +158,9 @@ divisor(const PlanExtent *e)
 	return e->sym != SYM_one && e->div > 1 ? e->div : 1;
 }
 
-/* Returns the bytes per unit of b's symbol that a needs: the smallest x such that
- * x * ceil(s / b.div) >= a.mul * a_bytes * ceil(s / a.div) for all s >= 0. This is
- * a.mul * a_bytes * ceil(b.div / a.div). b's symbol must be a's or a larger one. -1: overflow */
+/* Returns the bytes that extent a needs per unit of extent b: the smallest x such that x * ceil(s /
+ * b.div) >= a.mul * a_bytes * ceil(s / a.div) for all s >= 0. This is a.mul * a_bytes * ceil(b.div
+ * / a.div). b's symbol must be a's or a larger one. -1: overflow */
 static int64_t
 unit_bytes(const PlanExtent *a, int64_t a_bytes, const PlanExtent *b)
 {

@@ -1,7 +1,7 @@
 /* The plan: the data contract between compiler and runtime. docs/plan-format.md describes the JSON.
  * The compiler fills a Plan and writes it (plan_write). The runtime reads it from untrusted text
- * (plan_read). Later stages may rely on whatever plan_read accepted: indices in range, extents
- * within their slots, acyclic order. */
+ * (plan_read). Users of a plan may rely on the properties that plan_read checks: indices in range,
+ * extents within their slots, acyclic order. */
 #ifndef LLMC_PLAN_H
 #define LLMC_PLAN_H
 
@@ -16,7 +16,7 @@
 #include "ops/ops.h"
 
 /* PLAN_STEP_ABI: version of the kernel arguments. It also changes with formats/layout_packed.c,
- * since kernels built before would misread the packed weights. */
+ * because older kernels would misread the packed weights. */
 enum {
 	PLAN_FORMAT = 6,
 	PLAN_STEP_ABI = 4,
@@ -37,7 +37,7 @@ enum {
 };
 enum {
 	PLAN_MAX_SM = 512
-}; /* SMs that scratch is sized for; on a larger GPU only this many are used */
+}; /* maximum number of SMs, for which scratch is sized; on a larger GPU only this many are used */
 
 /* Symbols of extents. n_part: threads of the session. n_sm: SMs of the GPU, in grids and in
  * scratch. */
@@ -88,7 +88,8 @@ typedef struct PlanSource {
 	bool unit_rows, permuted;
 	int64_t col_first, col_total;
 	const char *stored, *rows_in;
-	const char *lora; /* adapter module that is added while the rows are read; NULL: none */
+	/* adapter module whose delta is added while the rows are read; NULL: none */
+	const char *lora;
 	/* adapter row for row i: first + i / block * stride + i % block */
 	int64_t lora_first, lora_block, lora_stride;
 } PlanSource;
@@ -109,7 +110,8 @@ typedef enum PlanFactor { FACTOR_NONE, FACTOR_A, FACTOR_B } PlanFactor;
 
 typedef struct PlanTensor {
 	const char *id;
-	/* in memory; a checkpoint with f32, f16 or bf16 is quantised while it is read */
+	/* type in memory; rows of f32, f16 or bf16 in the checkpoint are quantised while they are
+	 * read */
 	Dtype dtype;
 	int64_t rows, cols; /* vector: `rows` elements, cols 0 */
 	const char *layout;
@@ -148,14 +150,16 @@ typedef struct PlanPool {
 	bool mla, state; /* latents; recurrent states (f32) */
 	KvType k, v;     /* types of keys and values; mla: both are the latent's */
 	bool rotate;     /* rows of quantised types are rotated by a Hadamard matrix */
-	int n_layers;    /* layers that use it: index `slot` of a step's pool argument */
+	/* number of layers that use the pool; `slot` of a step's pool argument is the index of the
+	 * layer */
+	int n_layers;
 	int64_t kv_heads, k_dim, v_dim; /* mla: 1, rank + rope, 0 */
 	int64_t keep;                   /* positions to keep, counted from the newest; 0: all */
-	/* a row reads the last `recent` positions, including its own, and the first `sinks` from
-	 * exact pages */
+	/* a row reads two ranges from exact pages: the last `recent` positions, including its own,
+	 * and the first `sinks` positions */
 	int64_t recent, sinks;
-	/* tower: its sequences are the windows that come with the rows of a step, each of so many
-	 * rows at most; 0: the sequences of the step */
+	/* > 0, in a tower: the pool's sequences are the windows that come with the rows of a step,
+	 * with at most this many rows each; 0: they are the sequences of the step */
 	int64_t segment;
 } PlanPool;
 
@@ -170,7 +174,7 @@ typedef struct PlanRope { /* copy of RopeTable, documented in compiler/spec/spec
 	const double *short_factor, *long_factor;
 	const char *factors_tensor[2];
 	int axis; /* 0: positions pos; 1: pos2 */
-	/* as in RopeTable; section all 0: none */
+	/* as in RopeTable; section all 0: no sections */
 	int section[3];
 	bool interleaved;
 	const char *frequencies;
@@ -205,8 +209,8 @@ typedef struct PlanGemm {
 	int act, w, y, add; /* argument indices; add -1: none. add may be y's memory */
 	double beta;
 } PlanGemm;
-/* A kernel with a library GEMM has two implementations. llmc's own skips launches of PATH_LIBRARY,
- * the library's skips those of PATH_OWN. */
+/* A kernel with a library GEMM has two implementations. llmc's own implementation skips the
+ * launches of PATH_LIBRARY; that of the library skips those of PATH_OWN. */
 typedef enum PlanPath { PATH_ANY, PATH_OWN, PATH_LIBRARY, PATH_COUNT } PlanPath;
 /* CUDA targets: one launch of a function in the kernel's file. A kernel consists of all its
  * launches, in order, with the same arguments. */
@@ -221,8 +225,9 @@ typedef struct PlanLaunch {
 	bool pdl;           /* PDL: may start before the preceding launch has ended */
 	PlanExtent grid[3]; /* CTAs; all >= 1 */
 	int64_t shared;     /* bytes of dynamic shared memory */
-	/* 0: one launch. Else one launch per this many positions of which a step expands keys and
-	 * values (llmc_mla.h), alternating with neighbouring launches that have rounds */
+	/* 0: one launch. Else the launch is repeated for every `rounds` positions whose keys and
+	 * values a step expands (llmc_mla.h); neighbouring launches with rounds are repeated
+	 * together */
 	int rounds;
 	/* skipped in steps with fewer than `least` or more than `most` of this symbol; SYM_one:
 	 * never skipped */
@@ -252,18 +257,19 @@ typedef struct PlanRef {
 	PlanRefKind kind;
 	int index;
 	int layer_slot;
-} PlanRef; /* pool: index and layer slot */
+} PlanRef; /* pool: index of the pool, slot of the layer */
 
 typedef struct PlanMake {
 	const char *value;
 	int arg;
-} PlanMake; /* graph value and the argument that holds it; arg -1: not in memory */
+	/* graph value that a step makes, and the argument that holds it; arg -1: not in memory */
+} PlanMake;
 
-/* Weights of a later step that a decode kernel prefetches to the GPU's L2, in
- * [first, first + bytes) of the tensor's budget. The tensor is `runs` spans that its reader streams
- * at the same time, each in one slice per CTA; a slice has an equal share of the bytes. experts >
- * 0: the tensor stacks that many matrices; those of the first experts that the step selected are
- * prefetched, up to `bytes`. */
+/* Weights of a later step that a decode kernel prefetches to the GPU's L2, in [first, first +
+ * bytes) of the tensor's budget. The tensor consists of `runs` spans that its reader streams at the
+ * same time. Each span is divided into one slice per CTA, and each slice gets an equal share of the
+ * bytes. experts > 0: the tensor stacks that many matrices; the matrices of the first experts that
+ * the step has selected are prefetched, up to `bytes`. */
 typedef struct PlanPrefetch {
 	int tensor, runs, experts;
 	int64_t first, bytes;
@@ -280,7 +286,8 @@ typedef struct PlanStep {
 	int n_make;
 	PlanMake make[PLAN_MAX_MAKES];
 	int yaml_line;
-	/* all weights that it may read; for an estimate per step: plan_step_weights */
+	/* bytes of all weights that the step may read; plan_step_weights estimates the bytes of one
+	 * run */
 	int64_t weight_bytes;
 	int64_t flops_per_row;
 	int n_prefetch; /* GPU decode steps */
@@ -293,27 +300,30 @@ typedef struct PlanPhase {
 	PlanStep *step;
 } PlanPhase; /* "decode": one row per sequence; "mixed": any */
 
-/* GPUs: a kernel without arguments that runs whole decode steps, one launch instead of one per
- * step of the phase (docs/internals/persistent-step.md). It calls the bodies of the kernels
- * `body`, which it numbers in this order. n_body 0: there is none, because of `why`; why NULL: it
- * is not wanted. */
+/* GPUs: a kernel without arguments that runs whole decode steps, one launch instead of one per step
+ * of the phase (docs/internals/persistent-step.md). It calls the bodies of the kernels in `body`
+ * and numbers them in this order. n_body 0: there is no such kernel, for the reason `why`; why
+ * NULL: it is not wanted. */
 typedef struct PlanPersistent {
 	int kernel;
 	int n_body, body[PLAN_MAX_BODIES];
 	const char *why;
 } PlanPersistent;
 
-/* Images: the plan of a language model whose steps may take rows of a tower, or of a tower */
+/* Role of the plan with images: a language model whose steps may take rows of a tower, or the tower
+ * itself */
 typedef enum PlanVision { VISION_NONE, VISION_ROWS, VISION_TOWER } PlanVision;
 
 /* Draft checkpoint of another model. A row that comes with a token holds `own_at` elements of the
- * model's rows and then one of this plan's own rows; the part that is absent is zeros. */
+ * model's rows and then one of this plan's own rows; if one of them is absent, its elements are
+ * 0. */
 typedef struct PlanDraft {
 	int64_t row_width, own_at;
-	int64_t vocab;      /* columns of the logits; 0: those of the vocabulary */
+	/* number of columns of the logits; 0: one per token of the vocabulary */
+	int64_t vocab;
 	const char *tokens; /* tensor [vocab] of integers: the token of each column; NULL: none */
-	bool offsets;       /* its numbers are added to the column's */
-	/* checkpoint of the model; it has the tensors whose names begin with '@'. NULL: none do */
+	bool offsets;       /* offsets: a token is the column number plus the tensor's number */
+	/* checkpoint of the model, for tensors whose names begin with '@'; NULL: there are none */
 	const char *model;
 } PlanDraft;
 
@@ -334,14 +344,14 @@ typedef struct Plan {
 	int n_layers;
 	bool hard_limit,
 	    prompt_whole; /* prompt_whole: the prompt is prefilled in one chunk (prefix mask) */
-	/* a sequence is one step: its keys and values end with their layer, so a pool has one layer
-	 * slot, and the sequence is empty again after the step; implies prompt_whole */
+	/* a sequence is processed in one step, after which it is empty again. Its keys and values
+	 * live only within their layer, so a pool has one layer slot. Implies prompt_whole */
 	bool encoder;
 	int token_types; /* encoder: rows of the token type table; 0: none */
 	int32_t prefix_mark, prefix_end;
-	const char *prompt_prefix; /* or NULL */
-	/* bytes of L2 that prefetched weights may have at a time, of the largest GPU of the target;
-	 * a smaller one scales all windows. 0: nothing is prefetched */
+	const char *prompt_prefix; /* may be NULL */
+	/* bytes of L2 that prefetched weights may occupy at a time, on the largest GPU of the
+	 * target. On a smaller GPU all windows are scaled. 0: nothing is prefetched */
 	int64_t l2_budget;
 	int64_t kv_host; /* bytes of host memory for pages evicted from the prefix cache; 0: none */
 	const char *checkpoint; /* hf | gguf */
@@ -367,16 +377,17 @@ typedef struct Plan {
 	PlanPersistent persistent;
 	int n_phase;
 	PlanPhase *phase; /* [0] decode, [1] mixed */
-	/* outputs_rows: a draft head reads this plan's rows. takes_rows: this plan is such a head;
-	 * its tokens come with a row each */
+	/* outputs_rows: a draft head reads this plan's rows. takes_rows: this plan is a draft head;
+	 * each of its tokens comes with a row */
 	bool outputs_rows, takes_rows;
 	PlanDraft draft; /* takes_rows; row_width 0: a head of the model's own checkpoint */
 	/* vision: steps take rows of row_width elements, for image tokens or for patches. merge:
 	 * patches per output row of a tower. image_token: token that such rows replace */
 	PlanVision vision;
 	int64_t row_width, merge;
-	bool image_whole; /* a chunk whose tokens all have rows is an image and attends to itself */
-	int class_rows;   /* first rows of an image without an output row */
+	/* a chunk whose tokens all have rows is an image, whose tokens attend to each other */
+	bool image_whole;
+	int class_rows; /* number of first rows of an image that have no output row */
 	int32_t image_token;
 	int rows; /* outputs_rows: buffer [n_tok, plan_rows_width] f32 with the rows */
 	/* buffer of the output [n_out, plan_out_width] f32: logits [n_out, vocab]; in a stage
@@ -384,8 +395,8 @@ typedef struct Plan {
 	int logits;
 } Plan;
 
-/* Returns whether a later stage follows: then this one passes on the residual stream and has no
- * logits. */
+/* Returns whether there is a later stage. If so, this stage passes on the residual stream and has
+ * no logits. */
 static inline bool
 plan_hands_on(const Plan *p)
 {
@@ -399,7 +410,7 @@ plan_takes_rows(const Plan *p)
 	return p->takes_rows || p->vision != VISION_NONE;
 }
 
-/* Rows that a window of a tower has at most; 0: the tower has no windows */
+/* Returns the maximum number of rows of a window of a tower; 0: the tower has no windows */
 static inline int64_t
 plan_segment(const Plan *p)
 {
@@ -426,7 +437,7 @@ plan_rows_width(const Plan *p)
 	return p->buffer[p->rows].extent.mul;
 }
 
-/* Columns of the model's output, whichever stage computes it */
+/* Returns the number of columns of the model's output; equal in all stages */
 static inline int64_t
 plan_out_width(const Plan *p)
 {
@@ -487,16 +498,16 @@ extern const char *const plan_sym_text[SYM_COUNT], *const plan_dir_text[DIR_COUN
 int64_t plan_layer_page_bytes(const PlanPool *p);
 /* Bytes of one layer's exact page; 0: the pool has none. -1: overflow */
 int64_t plan_layer_exact_bytes(const PlanPool *p);
-/* Bytes of a page in all layers of all pools, exact ones included; -1: overflow */
+/* Returns the bytes of a page in all layers of all pools, exact pages included; -1: overflow */
 int64_t plan_page_bytes(const Plan *p);
 /* Bytes of one layer's recurrent state per sequence; 0: a pool of pages. -1: overflow */
 int64_t plan_layer_state_bytes(const PlanPool *p);
-/* Returns whether the mixed kernels also serve decode steps, if these have more rows than the
- * decode kernels process per pass over the weights. Then all writers and readers of a value must
- * agree. */
+/* Returns whether decode steps use the mixed kernel of this step if they have more rows than the
+ * decode kernel processes per pass over the weights. All steps that write or read a value must
+ * agree on this. */
 bool plan_mixed_serves(const PlanStep *p);
-bool plan_has_state(const Plan *p); /* whether any pool holds recurrent states */
-/* whether the launch runs in a step of this size */
+bool plan_has_state(const Plan *p); /* does any pool hold recurrent states? */
+/* does the launch run in a step of this size? */
 bool plan_launch_runs(const PlanLaunch *u, const int64_t sym[SYM_COUNT]);
 int64_t plan_extent_elems(const PlanExtent *e, const int64_t sym[SYM_COUNT]); /* -1: overflow */
 /* Returns whether a (elements of a_bytes) is at most b (elements of b_bytes) for all values of the
@@ -508,33 +519,33 @@ int64_t plan_slot_bytes(const Plan *p, int slot,
 bool plan_map_fits(const PlanMap *m, const PlanKernel *k);
 /* Returns the kernel's library GEMM, or NULL. */
 const PlanGemm *plan_library_gemm(const PlanKernel *k);
-/* Returns whether the launches of k form one implementation, or two around one GEMM of its
- * arguments. *why: the reason otherwise. */
+/* Returns whether the launches of k form one implementation, or two of which one uses a library
+ * GEMM of k's arguments. *why: the reason if not. */
 bool plan_paths_fit(const PlanKernel *k, const char **why);
 /* Bytes of a tensor in its layout; -1: the shape does not fit the layout */
 int64_t plan_tensor_bytes(const PlanTensor *t);
-/* Bytes of the weights if matrices were stored as `as`, where that is smaller */
+/* Returns the bytes of the weights if each matrix were stored as `as` where that is smaller */
 int64_t plan_weights_as(const Plan *p, Dtype as);
 int64_t plan_source_row(
     const PlanSource *s,
     int64_t i); /* row of the file, or of its transposed view, that holds row i of the segment */
 /* dtype in the file; DT_NONE: `stored` is not a type */
 Dtype plan_source_dtype(const PlanTensor *t, const PlanSource *s);
-/* Weight bytes that a step of `rows` rows reads once. Of stacked experts: those selected, assuming
- * random choices. */
+/* Returns the weight bytes that a step with `rows` rows reads, each byte once. Of stacked experts
+ * it counts the selected ones, assuming random choices. */
 int64_t plan_step_weights(const Plan *p, const PlanStep *s, int64_t rows);
-/* Cost of reading the cache: bytes per position, and operations per position and row that attends
- * to it. Returns false if the step reads none. */
+/* Computes the cost of reading the KV cache: bytes per position, and operations per position and
+ * row. Returns false if the step does not read it. */
 bool plan_step_cache(const Plan *p, const PlanStep *s, int64_t *bytes, int64_t *ops);
-/* Largest number of positions that a row of this step reads: the window or the indexer's top-k; 0:
- * unbounded */
+/* Returns the largest number of positions that a row of this step reads: the window, or the
+ * indexer's top-k; 0: unbounded */
 int64_t plan_step_reach(const PlanStep *s);
 /* Dequantises a row of a tensor in memory: dst [cols]; a vector is row 0 */
 void plan_tensor_row(const PlanTensor *t, const void *data, int64_t row, float *dst);
 
-/* plan_read.c is strict: unknown or missing keys, ranges, duplicate ids and bad references are
- * errors that name the location. plan_check.c proves bounds: every argument of a kernel or op lies
- * within its buffer for all values of the symbols. */
+/* plan_read.c is strict: unknown or missing keys, values out of range, duplicate ids and bad
+ * references are errors that name the location. plan_check.c checks bounds: every argument of a
+ * kernel or op lies within its buffer for all values of the symbols. */
 llmc_status plan_read(const char *text, size_t size, const char *name, Arena *arena, Plan **out,
                       llmc_error *err);
 llmc_status plan_check(const Plan *p, llmc_error *err);

@@ -300,8 +300,8 @@ check_rope(const PlanRope *r, int i, llmc_error *err)
 	if (plan_rope_sections(r) && strcmp(r->frequencies, "whole") &&
 	    strcmp(r->frequencies, "restart") && strcmp(r->frequencies, "alternate"))
 		return BAD("rope[%d]: unknown frequencies \"%s\"", i, r->frequencies);
-	/* such frequencies are written section by section, and only contiguous sections are checked
-	 * to fill the table */
+	/* frequencies of interleaved sections need "whole": other forms are written section by
+	 * section, and only contiguous sections are known to fill the table */
 	if (plan_rope_sections(r) && r->interleaved && strcmp(r->frequencies, "whole"))
 		return BAD("rope[%d]: interleaved sections have the frequencies of the whole head, "
 		           "not \"%s\"",
@@ -542,7 +542,8 @@ plan_check(const Plan *p, llmc_error *err)
 				           p->tensor[i].id, p->tensor[i].src[k].lora);
 	out = &p->buffer[p->logits];
 	const bool last = !plan_hands_on(p);
-	/* the CPU's part of a model has no output: any of its buffers is named */
+	/* the CPU's part of a model on two devices has no output, so any of its buffers may be
+	 * named */
 	const int64_t width = p->partition ? out->extent.mul : last ? plan_out_width(p) : p->hidden;
 	const PlanExtent rows = { last && !p->partition ? SYM_n_out : SYM_n_tok, width, 1 };
 	for (int i = 0; i < p->n_pool && p->stages * p->partitions > 1; i++)

@@ -38,7 +38,7 @@ check_args(const OpCheck *k)
 	return LLMC_OK;
 }
 
-/* Checks for a buffer with at least `width` elements per row */
+/* Checks that an argument is a buffer with at least `width` elements per row */
 static llmc_status
 check_buffer(const OpCheck *k, const char *name, const PlanRef *a, const ArgShape *want,
              PlanSym rows)
@@ -46,7 +46,8 @@ check_buffer(const OpCheck *k, const char *name, const PlanRef *a, const ArgShap
 	if (a->kind != REF_BUFFER)
 		return BAD(k, "%s: argument %s is not a buffer", k->op->name, name);
 	const PlanBuffer *b = &k->p->buffer[a->index];
-	/* 16 bits instead of fp32, if the step's kernel also has that type (plan_check_steps.c) */
+	/* a 16-bit type is allowed instead of fp32 if the step's kernel has that type too
+	 * (plan_check_steps.c) */
 	if (b->dtype != want->dtype &&
 	    (k->step->kernel < 0 || want->dtype != DT_F32 || b->dtype != DT_BF16))
 		return BAD(k, "%s: argument %s is %s, expected %s", k->op->name, name,
@@ -57,7 +58,8 @@ check_buffer(const OpCheck *k, const char *name, const PlanRef *a, const ArgShap
 	return LLMC_OK;
 }
 
-/* Checks for a matrix of at least this many rows, or a vector of exactly this many elements */
+/* Checks that an argument is a matrix with at least this many rows, or a vector with exactly this
+ * many elements */
 static llmc_status
 check_weight(const OpCheck *k, const char *name, const PlanRef *a, const ArgShape *want)
 {
@@ -70,8 +72,8 @@ check_weight(const OpCheck *k, const char *name, const PlanRef *a, const ArgShap
 		           (long long)want->cols);
 	if (!(k->op->flags & OPF_LORA))
 		return LLMC_OK;
-	/* the op must not use more slots than the tensor has; offsets depend on the op's rank; for
-	 * one matrix both factors have the same layout */
+	/* the op must not use more slots than the tensor has, and must have its rank, on which
+	 * offsets depend. With one matrix both kinds of factor have the same layout */
 	const OpKind op = k->step->op;
 	const bool experts =
 	    op == OP_lora_experts_down || op == OP_lora_experts_up || op == OP_lora_experts_add;
@@ -150,7 +152,8 @@ check_arg(const OpCheck *k, int i, const ArgShape *want)
 	return LLMC_OK;
 }
 
-/* Ops with an indexer's selection need a buffer with the positions; other ops must not have one. */
+/* Checks the selection of an indexer: ops that use one need a buffer with the positions, and other
+ * ops must not have one. */
 static llmc_status
 check_choice(const OpCheck *k)
 {

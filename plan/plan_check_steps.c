@@ -149,7 +149,8 @@ check_aliases(const StepsCheck *c)
 			const PlanBuffer *bj = &c->p->buffer[c->step->arg[j].index];
 			if (bi->slot != bj->slot)
 				continue;
-			/* elementwise in place: the same elements at the same addresses */
+			/* allowed in place: an elementwise op reads and writes the same elements at
+			 * the same addresses */
 			if (dj == DIR_IN && di != DIR_SCRATCH && bi->dtype == bj->dtype &&
 			    j < op->n_in && role_in_place(op->arg[j].role))
 				continue;
@@ -159,8 +160,8 @@ check_aliases(const StepsCheck *c)
 	return LLMC_OK;
 }
 
-/* Every buffer is written before it is read. i32 buffers hold indices, so writer and reader must
- * agree on their range. */
+/* Checks that every buffer is written before it is read. i32 buffers hold indices, so writer and
+ * reader must agree on their range. */
 static llmc_status
 check_reads(const StepsCheck *c)
 {
@@ -213,7 +214,7 @@ note_writes(StepsCheck *c)
 	}
 }
 
-/* Prefetches belong to GPU decode steps and stay within their tensors. */
+/* Checks that prefetches occur in GPU decode steps only, and stay within their tensors. */
 static llmc_status
 check_prefetch(const StepsCheck *c)
 {

@@ -9,8 +9,8 @@
 
 #include <string.h>
 
-/* Bound of a step's bytes and operations, so that the sum over the 2^20 steps of a phase stays
- * within 63 bits. */
+/* Upper bound of a step's bytes and operations, so that the sum over the 2^20 steps of a phase fits
+ * 63 bits. */
 #define MAX_STEP ((int64_t)1 << 42)
 
 static void

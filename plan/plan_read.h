@@ -21,7 +21,7 @@ typedef struct PlanReader {
 	size_t place_len;
 	Plan *p;
 	size_t n_value, n_kernel;
-	NameEntry *value; /* tensors (at = index), then buffers (at = n_tensor + index) */
+	NameEntry *value; /* names of tensors (at = index) and of buffers (at = n_tensor + index) */
 	NameEntry *kernel;
 } PlanReader;
 
@@ -42,11 +42,12 @@ const char *rd_get_str_or_null(PlanReader *r, json_t *j, const char *key);
 const char *rd_get_id(PlanReader *r, json_t *j, const char *key);
 Dtype rd_get_dtype(PlanReader *r, json_t *j, const char *key);
 json_t *rd_get_array(PlanReader *r, json_t *j, const char *key, int min, int max, int *n);
-/* Index of a kernel; the names of kernels are known. */
+/* Returns the index of a kernel. Call it after the names of kernels have been read. */
 int rd_kernel(PlanReader *r, const char *key, const char *id);
-/* Reads the plan's member `persistent`, if it has one; the names of kernels are known. */
+/* Reads the plan's member `persistent`, if there is one. Call it after the names of kernels have
+ * been read. */
 void rd_persistent(PlanReader *r, json_t *j);
-/* Reads what a step prefetches; the names of tensors are known. */
+/* Reads the prefetches of a step. Call it after the names of tensors have been read. */
 void rd_prefetch(PlanReader *r, json_t *j, PlanPrefetch *f);
 PlanExtent rd_extent(PlanReader *r, json_t *v, const char *key);
 PlanExtent rd_get_extent(PlanReader *r, json_t *j, const char *key);

@@ -15,7 +15,7 @@ typedef enum TargetKind { TARGET_REF, TARGET_CPU, TARGET_CUDA } TargetKind;
 enum {
 	CPU_AVX2 = 1,   /* with FMA, F16C and BMI2: x86-64-v3 */
 	CPU_AVX512 = 2, /* F, BW, DQ, VL and CD (x86-64-v4), and VNNI dot products */
-	CPU_VNNI = 4,   /* AVX-VNNI: the same dot products at 256 bits */
+	CPU_VNNI = 4,   /* AVX-VNNI: VNNI dot products with 256 bits */
 	CPU_AMX = 8,    /* int8 and bf16 tiles */
 	CPU_NEON = 16,  /* NEON with dot products and fp16: Armv8.2 */
 	CPU_I8MM = 32,  /* int8 matrix multiply and bf16: Armv8.6 */
@@ -31,8 +31,8 @@ typedef struct Target {
 	 * columns */
 	const char *layout;
 	int arch; /* GPUs: 10 x compute capability, 75 .. 121; else 0 */
-	/* GPUs: ARCH in the heads of templates, the architecture whose kernels and sizes of shared
-	 * memory this one has; 103 and 110 have those of 100, 121 those of 120 */
+	/* GPUs: ARCH in the heads of templates: the architecture whose kernels and shared memory
+	 * size this one uses (103 and 110 use those of 100, 121 uses those of 120) */
 	int kernels;
 	bool exact;         /* runs on this GPU architecture only, not on later ones */
 	int needs;          /* CPUs: CPU_* flags */
@@ -47,6 +47,7 @@ bool target_is_cuda(const char *name);
 const char *target_built_name(const char *name);
 /* Returns whether the target needs another processor architecture than this build's. */
 bool target_is_foreign(const Target *t);
-/* Returns the layout of such a matrix on a target: "row" if the target's own layout does not fit */
+/* Returns the layout of a matrix of this type and shape on a target: "row" if the target's own
+ * layout does not fit */
 const char *target_layout(const Target *t, Dtype d, int64_t rows, int64_t cols);
 #endif

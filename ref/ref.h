@@ -14,7 +14,8 @@ typedef struct RefArg {
 	void *data;
 	const PlanTensor *tensor; /* REF_TENSOR */
 	const PlanPool *pool;     /* REF_POOL */
-	/* REF_BUFFER: its extent determines whether rows are n_tok or n_out; NULL: n_tok */
+	/* REF_BUFFER: buffer whose extent determines whether there are n_tok or n_out rows; NULL:
+	 * n_tok */
 	const PlanBuffer *buffer;
 } RefArg;
 
@@ -23,8 +24,8 @@ typedef struct RefCall {
 	const llmc_step *s;
 	const RefArg *arg; /* indexed by ARG(op, name) */
 	float *scratch;    /* ref_scratch_floats() floats, provided by the caller */
-	/* ops between ranks: number of ranks, and the first argument of each (stage_in: output of
-	 * the previous stage); 0: single rank */
+	/* for ops between ranks: number of ranks (0: single rank), and the first argument of each
+	 * rank (stage_in: output of the previous stage) */
 	int n_peer;
 	const float *const *peer;
 } RefCall;
@@ -33,6 +34,6 @@ typedef void ref_fn(const RefCall *c);
 ref_fn *ref_find(OpKind op);
 /* Scratch floats of a step for at most n_tok rows and kv_len positions; -1: overflow */
 int64_t ref_scratch_floats(const PlanStep *step, int64_t n_tok, int64_t kv_len);
-/* glu of one gate and up element, with the step's act and limit */
+/* glu of a gate element and an up element, with the step's act and limit */
 double ref_glu_one(const PlanStep *step, double g, double u);
 #endif

@@ -81,8 +81,8 @@ ref_append_row(const RefCall *c, int kv_arg, int64_t t, const float *k, const fl
 	}
 }
 
-/* Reads the key or value of a head at position j as the row at pos does, from its exact page if
- * needed */
+/* Reads the key or value of a head at position j for the row at pos: from the exact page if that
+ * row reads position j exactly */
 static void
 read_row(const RefCall *c, int kv_arg, bool key, int32_t seq, int64_t pos, int64_t j, int64_t head,
          float *row)
@@ -165,7 +165,7 @@ ref_softmax(float *p, int64_t n, const float *sink)
 		p[i] = (float)(p[i] / sum);
 }
 
-/* Positions that row t attends to: [*first, return value). */
+/* Computes the positions [*first, returned value) that row t attends to. */
 static int64_t
 visible(const RefCall *c, int64_t t, int64_t window, bool chunk, const char *mask, int64_t *first)
 {
@@ -260,8 +260,8 @@ ref_mla_append(const RefCall *c)
 	}
 }
 
-/* Loops over heads outside, so that rows of k_b and v_b are dequantised once. scratch: query and
- * context in the latent space [n_tok][rank] each, a weight row [rank], scores [kv_len] */
+/* The outer loop is over heads, so that rows of k_b and v_b are dequantised once. scratch: query
+ * and context in the latent space [n_tok][rank] each, a weight row [rank], scores [kv_len] */
 void
 ref_mla_attention(const RefCall *c)
 {

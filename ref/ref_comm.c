@@ -2,7 +2,7 @@
  * rank. */
 #include "ref/ref_internal.h"
 
-/* The x of rank k; without peers, the call's own. */
+/* Returns the x of rank k; without peers, the call's own x. */
 static const float *
 term(const RefCall *c, int k)
 {
@@ -53,7 +53,7 @@ ref_all_gather(const RefCall *c)
 	}
 }
 
-/* The other device has its own copy. */
+/* Does nothing: ref_recv copies x. */
 void
 ref_send(const RefCall *c)
 {

@@ -33,7 +33,7 @@ ref_norm_matmul(const RefCall *c)
 	            ref_f32(c, ARG(norm_matmul, y)), c->scratch);
 }
 
-/* y may be r's memory, so the matmul does not write to y */
+/* the matmul writes to scratch, because y may be r's memory */
 void
 ref_matmul_add(const RefCall *c)
 {

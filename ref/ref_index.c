@@ -5,7 +5,7 @@
 
 #include "ref/ref_internal.h"
 
-/* scratch: none */
+/* needs no scratch */
 void
 ref_index_append(const RefCall *c)
 {
@@ -26,7 +26,8 @@ typedef struct Scored {
 	int32_t pos;
 } Scored;
 
-/* Integer key with the order of the kernels' comparison, in which NaN is ordered as well */
+/* Converts a score to an integer that sorts in the order of the kernels' comparison, in which NaN
+ * has a position too */
 static uint32_t
 score_order(float x)
 {
@@ -37,7 +38,7 @@ score_order(float x)
 	return u & 0x80000000 ? ~u : u | 0x80000000;
 }
 
-/* Descending score; ties: lower position first */
+/* Compares by descending score; in a tie the lower position comes first */
 static int
 by_score(const void *a, const void *b)
 {

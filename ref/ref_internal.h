@@ -37,8 +37,8 @@ ref_rows(const RefCall *c, int arg)
 double ref_dot(const float *a, const float *b, int64_t n);
 /* Dequantises a vector weight to dst [n]; returns NULL for an absent one. */
 const float *ref_vector(const RefArg *a, float *dst);
-/* y[t][0 .. n) = x[t] w[first .. first + n)^T for n_row rows, x_stride and y_stride apart; row:
- * scratch [cols] */
+/* y[t][0 .. n) = x[t] w[first .. first + n)^T for n_row rows, which are x_stride and y_stride
+ * apart; row: scratch [cols] */
 void ref_matmul_rows(const RefArg *w, int64_t first, int64_t n, int64_t cols, const float *x,
                      int64_t x_stride, int64_t n_row, float *y, int64_t y_stride, float *row);
 /* The matmul op on plain pointers: all rows of w, then the bias. scratch: cols + rows floats */
@@ -52,19 +52,19 @@ void ref_layer_row(const float *x, const float *w, const float *b, int64_t dim, 
  * floats */
 void ref_norm_rows(const PlanStep *step, const RefArg *w, const RefArg *b, int64_t dim,
                    const float *x, int64_t n_row, float *y, float *scratch);
-/* cap * tanh(scale * x / cap); cap 0: scale * x */
+/* returns cap * tanh(scale * x / cap); cap 0: scale * x */
 float ref_cap_one(float x, double scale, double cap);
 double ref_activate(const char *act, double x);
 /* Rotates elements [0, rope_dims) of x into y; angles: cos, then sin, rope_dims / 2 each. y may be
  * x. */
 void ref_rotate(const float *x, const float *angles, int64_t rope_dims, bool interleaved, float *y);
 
-/* In place; n > 0. sink: an additional score that takes part in the sum but has no output; NULL:
- * none */
+/* Softmax in place; n > 0. sink: an additional score that is part of the sum but has no output;
+ * NULL: none */
 void ref_softmax(float *p, int64_t n, const float *sink);
 
-/* Positions that row t attends to: sel[0 .. *n), or the first *n positions if NULL is returned.
- * arg: the op's optional selection */
+/* Returns the positions that row t attends to, *n of them. NULL: the first *n positions. arg: the
+ * op's optional selection */
 static inline const int32_t *
 ref_sel(const RefCall *c, int arg, int64_t t, int64_t *n)
 {
@@ -77,7 +77,7 @@ ref_sel(const RefCall *c, int arg, int64_t t, int64_t *n)
 	return (const int32_t *)c->arg[arg].data + t * chosen;
 }
 
-/* KV pages of one layer */
+/* Returns the page of a position in one layer */
 static inline char *
 ref_page(const RefCall *c, int arg, int32_t seq, int64_t pos)
 {
@@ -87,8 +87,8 @@ ref_page(const RefCall *c, int arg, int32_t seq, int64_t pos)
 	return (char *)c->arg[arg].data + page * plan_layer_page_bytes(c->arg[arg].pool);
 }
 
-/* The exact page of a position. For windowed pools, the caller already passes the second half of
- * the table */
+/* Returns the exact page of a position. For windowed pools the caller passes the second half of the
+ * block table */
 static inline char *
 ref_exact_page(const RefCall *c, int arg, int32_t seq, int64_t pos)
 {
@@ -142,7 +142,7 @@ void ref_kv_get_row(KvType t, bool rotate, bool key, const char *plane, int64_t 
                     int64_t dim);
 /* Quantises a full page's plane of per-channel keys from the plane of its exact page */
 void ref_kv_close_plane(KvType t, char *plane, const char *exact, int64_t dim);
-/* The same for a plane of an exact page; t: the type of the quantised rows */
+/* Like ref_kv_put_row, for a plane of an exact page; t: type of the quantised rows */
 void ref_exact_put_row(KvType t, bool rotate, bool key, char *plane, int64_t at, const float *row,
                        int64_t dim, float *rotated);
 void ref_exact_get_row(KvType t, bool rotate, bool key, const char *plane, int64_t at, float *row,

@@ -273,7 +273,7 @@ ref_kv_put_row(KvType t, bool rotate, bool key, char *plane, int64_t at, const f
 			ref_kv_put(t, plane, plain_place(&p, at, i), row[i]);
 		return;
 	}
-	if (kv_by_channel(t)) /* codes are written when the page is full */
+	if (kv_by_channel(t)) /* types by channel: codes are written when the page is full */
 		return;
 	if (rotate) {
 		memcpy(rotated, row, (size_t)dim * sizeof *row);

@@ -1,8 +1,8 @@
 /* Mixture of experts: routing, and the selected experts' FFNs. */
 #include "ref/ref_internal.h"
 
-/* Selects one expert at a time: the largest logit not selected yet, weighted by a softmax over the
- * logits near it. left [n_experts] */
+/* Selects one expert at a time: the expert with the largest logit of those not selected yet. Its
+ * weight is a softmax over the logits close to that one. left [n_experts]: scratch */
 static void
 sparsemixer(const float *x, int64_t n_experts, int64_t top_k, double near, double scale,
             int32_t *id, float *weight, float *left)
@@ -78,8 +78,8 @@ route(const PlanStep *step, const RefArg *bias_arg, const float *logits, int64_t
 				}
 				group[g] = top2 && size > 1 ? best + second : best;
 			}
-			/* keep a group if fewer than keep_groups precede it; ties: the lower
-			 * index */
+			/* keep a group if fewer than keep_groups groups rank higher; in a tie the
+			 * lower index does */
 			for (int64_t g = 0; g < groups; g++) {
 				int64_t before = 0;
 
@@ -156,8 +156,8 @@ is_chosen(const int32_t *id, int64_t n, int64_t e)
 
 /* h[i][o] = glu(row o of e's gate times x, the same with up), for the choices i of expert e among n
  * x top_k. h rows are `stride` apart per top_k; x has `spread` rows for each of the n. add [n *
- * top_k][2][width]: adapter contribution, or NULL. Loops over experts outside, so that each row is
- * dequantised once. scratch: a row [hidden], biases of gate and of up if present */
+ * top_k][2][width]: adapter contribution, or NULL. The caller's outer loop is over experts, so that
+ * each row is dequantised once. scratch: a row [hidden], biases of gate and of up if present */
 static void
 experts_glu(const PlanStep *step, const RefArg *gate, const RefArg *up, const RefArg *gate_b,
             const RefArg *up_b, const float *x, const int32_t *id, int64_t n, const float *add,
@@ -245,8 +245,8 @@ ref_moe_ffn(const RefCall *c)
 	             top_k * width, id, ref_f32(c, ARG(moe_ffn, weight)), top_k, n, y, row);
 }
 
-/* scratch: normed rows (one per row of x), the shared expert's up, then two vectors of the norm or
- * the scratch of the experts */
+/* scratch: normed rows (one per row of x), the up rows of the shared expert, then either two
+ * vectors of the norm or the scratch of the experts */
 void
 ref_norm_moe_glu(const RefCall *c)
 {

@@ -65,9 +65,8 @@ ref_layernorm(const RefCall *c)
 {
 	int64_t dim = step_int(c->step, "dim"), groups = step_int(c->step, "groups"),
 	        n = ref_rows(c, ARG(layernorm, y)) * groups;
-	int64_t own = step_int(c->step, "per_group")
-	                  ? groups
-	                  : 1; /* weights of a group start at offset `at` */
+	/* number of groups that have weights of their own; 1: all groups share them */
+	int64_t own = step_int(c->step, "per_group") ? groups : 1;
 	const float *x = ref_f32(c, ARG(layernorm, x)),
 	            *w = ref_vector(&c->arg[ARG(layernorm, w)], c->scratch);
 	const float *b = ref_vector(&c->arg[ARG(layernorm, b)], c->scratch + own * dim);
@@ -344,7 +343,7 @@ ref_gather_rows(const RefCall *c)
 	const float *x = ref_f32(c, ARG(gather_rows, x));
 	float *y = ref_f32(c, ARG(gather_rows, y));
 
-	/* out_row is ascending, so y may be x's memory */
+	/* correct even if y is x's memory, because out_row is ascending */
 	for (int64_t o = 0; o < c->s->n_out; o++)
 		memmove(y + o * width, x + c->s->out_row[o] * width, (size_t)width * sizeof *y);
 }

@@ -14,8 +14,8 @@ ref_find(OpKind op)
 
 /* ---- scratch ---- */
 
-/* Attribute of a step. A negative one sets *ok to false. 128 bits hold three multiplied 31-bit
- * factors. */
+/* Returns an attribute of a step; a negative value sets *ok to false. The type has 128 bits, so
+ * that three 31-bit factors multiply without overflow. */
 static __int128
 attr(const PlanStep *step, const char *name, bool *ok)
 {

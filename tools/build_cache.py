@@ -1,11 +1,13 @@
-"""The cache of built code for Python: the files of base/build_cache.h (docs/internals/built-code.md).
+"""The cache of built code for Python: the files of base/build_cache.h
+(docs/internals/built-code.md).
 
     key = build_cache.key(text, flags, compiler)             # SHA-256 of everything that the contents depend on
     data = build_cache.get("nvrtc", key)                     # bytes, or None
     build_cache.put("nvrtc", key, data)
     lib = build_cache.library("test", key, make)             # a ctypes library; make(path) compiles it if the cache has no entry
 
-A damaged entry is a miss, and a cache that cannot be written is off; each is reported once per process, on stderr."""
+A damaged entry counts as a miss, and a cache that cannot be written is disabled. Each is reported
+once per process, on stderr."""
 
 import contextlib
 import ctypes
@@ -182,7 +184,8 @@ def put(kind, key, data):
 
 
 def _add_usage(at, usage, n):
-    """Called before the entry becomes visible: a process killed in between leaves the total too high, never too low."""
+    """Add n bytes to the total. Called before the entry becomes visible, so that a process killed
+    in between leaves the total too high, never too low."""
     now, text = int(time.time()), usage.read(USAGE.size)
     mark, total, counted = USAGE.unpack(text) if len(text) == USAGE.size else (b"", 0, 0)
     total += n
@@ -229,7 +232,8 @@ def _count_again(at, more):
 
 
 def _evict(path):
-    """Return whether the entry, or folder of headers, was removed; those with a reader are not."""
+    """Remove an entry, or a folder of headers, unless it has a reader. Return whether it was
+    removed."""
     headers = path.is_dir()
     try:
         fd = os.open(path / "lock" if headers else path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

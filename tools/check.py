@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The test suite: steps consist of items, which a queue assigns to the cores, longest first. docs/testing.md describes it.
+"""Run the test suite. Steps consist of items, which a queue assigns to the cores, longest first.
+docs/testing.md describes it.
 
 deps    packages                              env     Python environment, demo model
 build   gcc, warnings are errors              clang   the same with clang, ASan and UBSan: library, unit tests, fuzzers
@@ -61,7 +62,7 @@ class Item:
     argv: list
     after: tuple = ()  # names of items that must pass first
     env: dict = field(default_factory=dict)
-    counts: str = "one"  # how its tests are counted: one, none, cmocka, pytest
+    counts: str = "one"  # way to count its tests: one, none, cmocka, pytest
     slots: int = 1  # number of busy cores
     files: list = field(default_factory=list)  # test files of a pytest item
     cost: float = 0  # expected seconds
@@ -188,7 +189,8 @@ def pytest_items(times, files):
 
 
 def sanitized_items():
-    """Unit programs of the emulated GPU have no emulator here. test_engine runs on sanitized kernels, and in make check-all on plain ones, too."""
+    """Unit programs of the emulated GPU have no emulator here. test_engine runs on sanitized
+    kernels; in make check-all it also runs on plain ones."""
     apart = {
         "test_cuda",
         "test_cuda_lost",
@@ -455,7 +457,7 @@ class Run:
     def finish(self, item, status, usage):
         process = self.running.pop(item.name)
         process.returncode = os.waitstatus_to_exitcode(status)
-        self.kill(process)  # and its remaining processes
+        self.kill(process)  # kills its remaining processes too
         item.wall, item.cpu = time.monotonic() - item.start, usage.ru_utime + usage.ru_stime
         item.times = {item.name: [round(item.wall, 2), round(item.cpu, 2)]}
         text = item.log.read_text(errors="replace")
@@ -511,7 +513,7 @@ class Run:
                 busy += i.load
                 self.start(i)
             elif i.slots > 1:
-                break  # it needs several cores: lower ranks wait until they are free
+                break  # the item needs several cores: items with lower ranks wait until these are free
 
     def run(self):
         try:

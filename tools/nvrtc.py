@@ -113,7 +113,7 @@ def report(ok, log, cubin):
                 r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line
             )
         ):
-            # kernel and the functions that it calls
+            # stack and spills of the kernel and of the functions that it calls
             this["stack"], this["spill"] = (
                 max(this["stack"], int(m[1])),
                 this["spill"] + int(m[2]) + int(m[3]),

@@ -365,7 +365,8 @@ def findings(path, text, rules, allowed):
             body = blank_code(body)
         by_kind.setdefault(kind, []).append([(n, t.strip()) for n, t in body if t.strip()])
     for kind, units in by_kind.items():
-        # one string for all units of a kind: a line for each, NUL before its end, so that nothing matches over two
+        # join all units of a kind to one string, with a line for each; a NUL before each line end
+        # prevents matches across two units
         starts, numbers, joined, at = [], [], [], 0
         for body in units:
             for n, t in body:

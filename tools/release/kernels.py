@@ -1,6 +1,8 @@
-"""Prebuilt CPU kernels of common models (models.toml), named by their keys as runtime/build/prebuilt.c looks for them.
+"""Prebuilt CPU kernels of common models (models.toml), named by their keys as
+runtime/build/prebuilt.c looks for them.
 
-llmc compiles a model from the header of a GGUF file; the data of its tensors are a hole in the file."""
+llmc compiles a model from the header of a GGUF file, so the files have a hole instead of tensor
+data."""
 
 import json
 import os
@@ -48,7 +50,8 @@ def type_of(name, mix, row, columns):
         kind = "q6_k" if wide else base
     else:
         kind = base
-    if columns % TYPE[kind][1]:  # its fallbacks for rows of another length
+    # types that llama-quantize falls back to if rows are not a multiple of the block
+    if columns % TYPE[kind][1]:
         kind = {"q4_k": "q5_0", "q6_k": "q8_0"}[kind]
     return kind
 

@@ -19,8 +19,8 @@ def _cache() -> str:
 
 
 def use_zig() -> None:
-    """Name Zig's C compiler in LLMC_CC if no compiler is named or found. The library runs one
-    program, so a script adds the arguments."""
+    """Name Zig's C compiler in LLMC_CC if no compiler is named or found. The library runs a program
+    without arguments, so a script adds them."""
     if os.environ.get("LLMC_CC") or any(map(shutil.which, ("cc", "gcc", "clang"))):
         return
     found = importlib.util.find_spec("ziglang")

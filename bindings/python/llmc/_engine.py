@@ -117,12 +117,12 @@ class Request:
     def _next(self, timeout_ms: int) -> Event | None:
         try:
             while not self._left:
-                # without a limit in slices, so that Python sees signals in between
+                # without a limit, wait in slices, so that Python handles signals in between
                 e = self.engine._next(self.id, _SLICE_MS if timeout_ms < 0 else timeout_ms)
                 if e is not None or timeout_ms >= 0:
                     return e
         except _handle.ClosedError:
-            self.engine._ended.wait()  # close() moves the events before it ends
+            self.engine._ended.wait()  # wait until close() has moved the events
             if not self._left:
                 raise
         return self._left.popleft()
@@ -200,7 +200,8 @@ class Engine(Handle):
         self._waiting: dict[int, asyncio.Queue[Event]] = {}
         self._requests: weakref.WeakValueDictionary[int, Request] = weakref.WeakValueDictionary()
         self._ended = threading.Event()  # set by the end of close()
-        self._here = threading.local()  # calls and log functions of this engine on this thread
+        # calls and log functions of this engine that are running on this thread
+        self._here = threading.local()
         rest: dict[str, Any] = dict(options)
         limits = {k: rest.pop(k) for k in _params.LIMITS if k in rest}
         draft, prefix_dir = rest.pop("draft", None), rest.pop("prefix_dir", None)
@@ -236,12 +237,14 @@ class Engine(Handle):
     def _open(self, model: C.c_void_p, options: _ffi.EngineOptions) -> None:
         h = C.c_void_p()
         _handle.call(lib.llmc_engine_open, model, C.byref(options), C.byref(h))
-        log, here = self._log, self._here  # the log function is used until the engine is freed
+        # kept alive, because the log function is used until the engine is freed
+        log, here = self._log, self._here
         self._tokenizer = self.model.tokenizer
 
         def free(handle: C.c_void_p) -> None:
             close = threading.Thread(target=lambda: lib.llmc_engine_close(handle, 0) or log)
-            if getattr(here, "logging", False):  # the engine's own thread, which close() ends
+            # not on the engine's own thread, which close() ends
+            if getattr(here, "logging", False):
                 close.start()
             else:
                 close.run()
@@ -273,7 +276,8 @@ class Engine(Handle):
             if ref.closed:
                 return
             ref.closed = True
-            while ref.users > 1 + getattr(self._here, "calls", 0):  # calls of other threads
+            # wait for calls of other threads
+            while ref.users > 1 + getattr(self._here, "calls", 0):
                 ref.lock.wait()
         try:
             for id, request in list(self._requests.items()):
@@ -397,7 +401,7 @@ class Engine(Handle):
             mail = self._waiting[request.id] = asyncio.Queue()
             if len(self._waiting) == 1:
                 self._loop = loop
-                # a copy, which stays valid when the engine is closed
+                # a copy, so that it stays valid when the engine is closed
                 self._fd = os.dup(lib.llmc_engine_fd(h))
                 loop.add_reader(self._fd, self._route)
         try:

@@ -39,7 +39,7 @@ class Sized(C.Structure):
     """A struct that begins with its own size."""
 
     def __init__(self, **kw: Any) -> None:
-        for name in kw:  # ctypes would make an attribute of an unknown name
+        for name in kw:  # ctypes would silently add an attribute for an unknown name
             if name not in {f[0] for f in self._fields_}:
                 raise TypeError(f"{type(self).__name__} has no field {name!r}")
         super().__init__(size=C.sizeof(type(self)), **kw)

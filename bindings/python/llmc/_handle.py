@@ -100,7 +100,7 @@ def bytes_call(fn: Callable[..., int], *args: Any) -> bytes:
 class Ref:
     """Handle of the library with a count of its users: the owner, running calls and children.
 
-    threads: it has threads of its own, which a forked process does not inherit."""
+    threads: the handle has threads of its own, which a forked process does not inherit."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class Ref:
                 p.release()
 
     def close(self) -> None:
-        """Release the owner's hold, once."""
+        """Release the owner's reference, once."""
         with self.lock:
             if self.closed:
                 return
@@ -220,7 +220,7 @@ class SerialHandle(Handle):
         if self._ref is not None and self._thread == threading.get_ident():
             raise RuntimeError(f"this {self._kind} is in use by a call that has not returned")
         with super()._use() as h, self._turn:
-            if self.closed:  # while this thread waited
+            if self.closed:  # closed while this thread waited
                 raise closed(self._kind)
             self._thread = threading.get_ident()
             try:

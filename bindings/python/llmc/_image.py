@@ -91,7 +91,7 @@ class ImagePatches:
     positions: list[tuple[int, int]]  # row and column of each patch in its tile
     tiles: list[tuple[int, int]]  # patches per column and per row of each tile
     grid: tuple[int, int]  # tiles per column and per row; (0, 0): the image was not cut
-    n_tokens: int  # embeddings that the vision tower makes of the image
+    n_tokens: int  # number of embeddings that the vision tower makes of the image
     text: str  # replaces `placeholder` in the prompt; contains `token` n_tokens times
     placeholder: str
     token: str

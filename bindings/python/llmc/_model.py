@@ -183,7 +183,7 @@ class Model(Handle):
 
     @property
     def prompts(self) -> dict[str, str]:
-        """Return what an embedding model expects before inputs of each kind, by name."""
+        """Return the strings that an embedding model expects before inputs, by kind of input."""
         n = C.c_size_t()
         with self._use() as h:
             found = lib.llmc_input_prompts(h, C.byref(n))
@@ -506,8 +506,8 @@ class Session(SerialHandle):
     ) -> Result:
         """Generate to the end; return {"tokens", "text", "finish", ...}.
 
-        prompt: string or ids. on_token(id, text) may return False to stop; the session cannot be
-        used inside of it, except close(), which stops it as well."""
+        prompt: string or ids. on_token(id, text) may return False to stop. Inside of it the session
+        cannot be used, except for close(), which also stops the generation."""
         if on_token is not None and not callable(on_token):
             raise TypeError(f"on_token is a function, not {type(on_token).__name__}")
         self._open_ref  # noqa: B018  raises if closed

@@ -36,7 +36,7 @@ class SamplingParams(SamplingOptions, total=False):
 
 
 class Limits(TypedDict, total=False):
-    """Limits of a session; a limit that is absent has the library's default."""
+    """Limits of a session; an absent limit has the library's default."""
 
     context: int
     seqs: int
@@ -50,7 +50,7 @@ class Limits(TypedDict, total=False):
 
 
 class RequestOptions(SamplingParams, total=False):
-    """Parameters of Engine.submit: those of a generation, and those of a request."""
+    """Parameters of Engine.submit: sampling parameters, and parameters of the request."""
 
     n: int
     best_of: int
@@ -128,7 +128,7 @@ def params(what: str, given: Mapping[str, Any]) -> Iterator[_ffi.Params]:
     for name in ("stop", "grammar_after", "stop_ignore", "thinking"):
         setattr(p, name, _handle.strings(name, rest.pop(name, None)))
     breakers = rest.pop("dry_sequence_breakers", None)
-    if breakers is not None:  # an empty list means none, None the default ones
+    if breakers is not None:  # an empty list means no breakers, None the default breakers
         empty = (C.c_char_p * 1)(None)
         p.dry_sequence_breakers = _handle.strings("dry_sequence_breakers", breakers) or empty
     samplers = rest.pop("samplers", None)

@@ -48,8 +48,8 @@ def pull(
 
     name: hf:ORG/REPO, hf:ORG/REPO:QUANT, hf:ORG/REPO@REVISION:FILE, or the https:// address of a
     GGUF file. update: look for a newer revision. offline: use no network. progress: called several
-    times per second; an exception in it stops the pull and is raised here, and so is Ctrl-C. The
-    next pull resumes. The cache and the variables HF_TOKEN, HF_ENDPOINT, HF_HOME, HF_HUB_OFFLINE are
+    times per second; an exception in it, or Ctrl-C, stops the pull and is raised here. The next
+    pull resumes. The cache and the variables HF_TOKEN, HF_ENDPOINT, HF_HOME, HF_HUB_OFFLINE are
     those of huggingface_hub."""
     raised: list[BaseException] = []
 

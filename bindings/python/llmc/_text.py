@@ -55,8 +55,9 @@ class Tokenizer(Handle):
     def encode(self, text: str | bytes, special: bool | int = True) -> list[int]:
         """Return the token ids of a string.
 
-        special: True adds the model's prefix and suffix and recognises special tokens; False does
-        neither; or a sum of ADD_SPECIAL, PARSE_SPECIAL, ADD_FIRST, ADD_SECOND and BREAKS."""
+        special: True adds the tokens that the model expects before and after a string, and
+        recognises special tokens. False does neither. It may also be a sum of ADD_SPECIAL,
+        PARSE_SPECIAL, ADD_FIRST, ADD_SECOND and BREAKS."""
         if not isinstance(text, (str, bytes)):
             raise TypeError(f"text is a str or bytes, not {type(text).__name__}")
         data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
@@ -80,8 +81,9 @@ class Tokenizer(Handle):
     def fim(self) -> dict[str, Any] | None:
         """Return the ids that mark a prompt with a missing middle (-1: none), or None.
 
-        The prompt is prefix, its text, suffix, its text, middle; with suffix_first the suffix comes
-        first. Tokens of the list stop end the middle."""
+        The prompt consists of the prefix mark and its text, the suffix mark and its text, and the
+        middle mark; with suffix_first the suffix comes first. Tokens of the list stop end the
+        middle."""
         f = _ffi.Fim()
         with self._use() as h:
             if not lib.llmc_fim_tokens(h, C.byref(f)):
@@ -201,8 +203,8 @@ class Grammar(Handle):
     def match(self, text: str | bytes) -> tuple[bool, int]:
         """Return (complete, matched) for a string or bytes.
 
-        complete: all of it is an output of the grammar. matched: bytes of the longest prefix with
-        which an output can begin."""
+        complete: the whole string is an output of the grammar. matched: bytes of its longest prefix
+        that is the beginning of an output."""
         if not isinstance(text, (str, bytes, bytearray, memoryview)):
             raise TypeError(f"text is a str or bytes, not {type(text).__name__}")
         data = text.encode() if isinstance(text, str) else bytes(text)
@@ -252,12 +254,12 @@ class Matcher(SerialHandle):
 
     @property
     def may_end(self) -> bool:
-        """Whether the output so far is complete."""
+        """Is the output so far complete?"""
         with self._use() as h:
             return bool(lib.llmc_matcher_may_end(h))
 
     @property
     def ended(self) -> bool:
-        """Whether the output is complete and nothing can follow."""
+        """Is the output complete, so that nothing can follow?"""
         with self._use() as h:
             return bool(lib.llmc_matcher_ended(h))
