@@ -37,7 +37,7 @@ CASES += [
 
 
 class Sequences:
-    """Sequences of a session, with the tokens that each should hold."""
+    """The sequences of a session, and the tokens that each of them should hold."""
 
     def __init__(self, session, alone, context, rnd):
         self.s, self.alone, self.context, self.rnd = session, alone, context, rnd

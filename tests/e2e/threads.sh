@@ -1,5 +1,5 @@
 #!/bin/bash
-# Threads, and those of kernels, under TSan. Usage: threads.sh BUILD PART
+# Tests of the threads of llmc and of its kernels under TSan. Usage: threads.sh BUILD PART
 #   models    sessions, packing and kernel building of whole models
 #   engine    many callers of one engine
 #   names     models of a server whose engines open and close
@@ -10,7 +10,8 @@ set -eu
 build=$1
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
-# own cache of models; built code of the outer cache, whose keys include compiler flags
+# Models have a cache of their own. Built kernels come from the outer cache, because its keys
+# include the compiler flags.
 kernels=${LLMC_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/llmc}/kernels
 mkdir -p "$tmp/cache" && mkdir -p "$(dirname "$kernels")" && { [ -d "$kernels" ] || mkdir -m 700 "$kernels"; } && ln -s "$(realpath "$kernels")" "$tmp/cache/kernels"
 export LLMC_CACHE=$tmp/cache LLMC_KERNEL_CFLAGS="-O1 -g1 -fsanitize=thread" LLMC_TEST_BUILD=$build

@@ -1,5 +1,5 @@
-/* Helpers for the emulator's tests. They use the emulated libraries through dlopen and dlsym, as a
- * program would. */
+/* Helpers for the emulator's tests. They call the emulated libraries through dlopen and dlsym, like
+ * a program that uses CUDA. */
 #ifndef TESTS_EMU_HOST_H
 #define TESTS_EMU_HOST_H
 
@@ -52,10 +52,10 @@ libs_open(void)
 	const char *dir = getenv("EMU_DIR");
 	char path[4096];
 
-	const char *cuda = getenv("EMU_CUDA"),
-	           *nvrtc =
-	               /* the real libraries, to run on a GPU what does not need the emulator */
-	           getenv("EMU_NVRTC");
+	const char *cuda = getenv("EMU_CUDA"), *nvrtc =
+	                                           /* names the real libraries, to run the tests
+	                                            * that do not need the emulator on a GPU */
+	                                       getenv("EMU_NVRTC");
 	snprintf(path, sizeof path, "%s/libcuda.so.1", dir ? dir : "build/emu");
 	cuda_lib = dlopen(cuda ? cuda : path, RTLD_NOW | RTLD_LOCAL);
 	snprintf(path, sizeof path, "%s/libnvrtc.so.13", dir ? dir : "build/emu");
@@ -88,7 +88,7 @@ read_text(const char *path)
 	return s;
 }
 
-/* Returns the image, or NULL with the log in *log. */
+/* Returns the compiled image, or NULL and the compiler's log in *log. */
 static inline char *
 compile(const char *source, const char *name, const char *arch, const char *define, char **log)
 {
@@ -168,7 +168,7 @@ sync_all(void)
 
 enum { COOPERATIVE = 1, PDL = 2, CLUSTER2 = 4 };
 
-/* One parameter: a struct, or a pointer */
+/* Launches f with one parameter: a struct or a pointer. */
 static inline CUresult
 launch(CUfunction f, unsigned grid, unsigned block, unsigned dyn, CUstream s, int flags, void *arg)
 {

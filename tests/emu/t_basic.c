@@ -109,8 +109,8 @@ note(CUfunction f, Args a, int n, CUstream s)
 	return launch(f, 1, 32, 0, s, 0, &a);
 }
 
-/* Two kernels in each of two streams: they keep their order within a stream; between streams every
- * order that the edges allow occurs. */
+/* Queues two kernels in each of two streams. Within a stream they keep their order; between the
+ * streams every order that the edges allow must occur. */
 static void
 orders(CUfunction f, Args a)
 {
@@ -122,7 +122,8 @@ orders(CUfunction f, Args a)
 	OK(CU(cuEventCreate, CUevent *, unsigned)(&e, 2));
 	for (int round = 0; round < 64; round++) {
 		bool edge = round & 1;
-		OK(up(a.u, none, sizeof none)); /* up() waits; a memset would use a third stream */
+		/* up() waits for its copy; a memset would run in a third stream */
+		OK(up(a.u, none, sizeof none));
 		OK(note(f, a, 0, s));
 		OK(CU(cuEventRecord, CUevent, CUstream)(e, s));
 		OK(note(f, a, 1, s));
@@ -133,10 +134,10 @@ orders(CUfunction f, Args a)
 		OK(sync_all());
 		OK(down(u, a.u, sizeof u));
 		CHECK(u[0] == 4 && u[1] < u[2] && u[3] < u[4] && (!edge || u[1] < u[3]));
-		unsigned last = u[2] < u[4]; /* which stream ended first */
+		unsigned last = u[2] < u[4]; /* the stream that ended first */
 		seen[edge] |= 1u << (4 * last + 2 * (u[1] < u[3]) + (u[2] < u[3] || u[4] < u[1]));
 	}
-	/* six orders exist, three with the edge */
+	/* six orders exist, and three of them with the edge */
 	CHECK(__builtin_popcount(seen[0]) >= 4);
 	CHECK(__builtin_popcount(seen[1]) >= 2);
 	OK(CU(cuStreamDestroy_v2, CUstream)(s));
@@ -194,7 +195,7 @@ updates(CUfunction f, Args a)
 		OK(CU(cuStreamSynchronize, CUstream)(s));
 	}
 	OK(down(u, a.u, sizeof u));
-	/* launches: of the graph as made, with other parameters, after an update, once more */
+	/* the graph was launched as created, with other parameters, after an update, and again */
 	CHECK(u[0] == 4 && u[1] == 0 && u[3] == 1 && u[2] == 3 && u[7] == ~0u);
 	for (int i = 0; i < 3; i++)
 		OK(CU(cuGraphDestroy, CUgraph)(g[i]));

@@ -35,7 +35,7 @@ one(const Case *c, CUmodule m, Args *a, bool bug)
 	return r ? r : finish(a);
 }
 
-/* Runs the kernel twice; the second launch sees what the first left. */
+/* Runs the kernel twice; the second launch sees the memory that the first one wrote. */
 static CUresult
 again(const Case *c, CUmodule m, Args *a, bool bug)
 {
@@ -43,7 +43,7 @@ again(const Case *c, CUmodule m, Args *a, bool bug)
 	return r ? r : one(c, m, a, bug);
 }
 
-/* produce, then the kernel of the case, both with programmatic edges */
+/* Runs produce and then the kernel of the case, both with programmatic edges. */
 static CUresult
 pair(const Case *c, CUmodule m, Args *a, bool bug)
 {
@@ -81,7 +81,7 @@ held(const Case *c, CUmodule m, Args *a, bool bug)
 	return r ? r : finish(a);
 }
 
-/* The kernel, then six that read the first 512 elements of a */
+/* Runs the kernel, and then six kernels that read the first 512 elements of a */
 static CUresult
 followed(const Case *c, CUmodule m, Args *a, bool bug)
 {
@@ -127,7 +127,7 @@ mapped(const Case *c, CUmodule m, Args *a, bool bug)
 	return r ? r : one(c, m, a, bug);
 }
 
-/* Two users of one scratch buffer, in one stream or in two */
+/* Runs two kernels that use one scratch buffer, in one stream or in two. */
 static CUresult
 shared_scratch(const Case *c, CUmodule m, Args *a, bool bug)
 {
@@ -196,7 +196,7 @@ synchronise(const Case *c, CUmodule m, Args *a, bool bug)
 		      CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
 		CHECK(CU(cuStreamEndCapture, CUstream, CUgraph *)(s, &g) ==
 		      CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
-		/* Work is forked to another stream and never joined. */
+		/* The captured work forks to another stream and never joins the first one. */
 		OK(CU(cuStreamBeginCapture_v2, CUstream, int)(s, 0));
 		OK(CU(cuEventRecord, CUevent, CUstream)(e, s));
 		OK(CU(cuStreamWaitEvent, CUstream, CUevent, unsigned)(t, e, 0));
@@ -480,7 +480,7 @@ static const Case cases[] = {
 };
 enum { N_CASES = sizeof cases / sizeof *cases };
 
-/* Cases without a wrong twin */
+/* Correct kernels that have no wrong twin */
 static const Case right[] = {
 	{ R, "broadcast", one, 4, 128, 0, COOPERATIVE },
 	{ R, "fences", one, 2, 128, 0, COOPERATIVE },
@@ -512,7 +512,7 @@ names_all(const Case *c, const char *text, const char *source)
 
 	if (!strstr(text, "kernel '") || !strstr(text, "block (") || !strstr(text, "thread ("))
 		return false;
-	/* the other access and its line; all kernels are in one file */
+	/* the message also names the line of the other access; all kernels are in one file */
 	const char *other = strstr(text, "; the other: ");
 	snprintf(mark, sizeof mark, "), %s:", c->file);
 	snprintf(want, sizeof want, "copy, %s:", c->file);
@@ -576,7 +576,7 @@ child(const Case *c, bool bug, bool check, int seed)
 		return 1;
 	}
 	if (bug && !check)
-		return r ? 10 : 0; /* found without shadow memory, too? */
+		return r ? 10 : 0; /* 10: the check finds the bug without shadow memory too */
 	if (bug) {
 		bool kernel = c->run == one || c->run == pair || c->run == triple ||
 		              c->run == streams || c->run == shared_scratch || c->run == freed ||
@@ -624,7 +624,8 @@ main(int argc, char **argv)
 			continue;
 		int seen = 0, missed = 0;
 		for (int s = 0; s < seeds; s++) {
-			missed += spawn(c, true, true, s) != 0; /* with any schedule */
+			/* the check must find the bug with every schedule */
+			missed += spawn(c, true, true, s) != 0;
 			if (s & 1)
 				continue;
 			bad += spawn(c, false, true, s) != 0;

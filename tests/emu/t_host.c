@@ -157,7 +157,7 @@ HOW(module_gone)
 {
 	CUmodule m = module("tests/emu/bugs/host.cu", NULL);
 	CUfunction f = function(m, "make");
-	for (int i = 0; bug && i < 2; i++) /* loaded twice */
+	for (int i = 0; bug && i < 2; i++) /* the bug: the module is loaded twice */
 		OK(CU(cuModuleUnload, CUmodule)(m));
 	CUresult r = launch(f, 1, 128, 0, s, 0, &A);
 	return r ? r : SYNC(s);
@@ -252,7 +252,7 @@ HOW(fill_beyond)
 {
 	CUresult r = FILL_ASYNC(A.b, 0, bug ? BYTES : N, s);
 	return r ? r : SYNC(s);
-} /* bytes instead of elements */
+} /* the bug: the size is in bytes instead of elements */
 HOW(register_twice)
 {
 	void *p = aligned_alloc(4096, 4096);
@@ -268,7 +268,7 @@ HOW(never_written)
 		OK(up(p, (float[64]){ 0 }, 256));
 	return down(x, p, 256);
 }
-/* The output is longer than what the kernel writes. */
+/* The copy of the output is longer than what the kernel writes. */
 HOW(tail_unwritten)
 {
 	static float x[N];
@@ -307,9 +307,10 @@ HOW(old_context)
 }
 
 /* ---- pinned memory and the host ---- */
-/* A step's result is read after its event; the next step, queued already, writes the same bytes. No
- * hook sees the host's read. Work queued later sometimes runs before a wait returns, so that the
- * host may see the wrong value. */
+/* The host reads a step's result after the step's event, but the next step is queued already and
+ * writes the same bytes. The emulator cannot observe a read by the host. It therefore sometimes
+ * runs work that is queued later before a wait returns, so that the host may read the wrong
+ * value. */
 HOW(result_again)
 {
 	float *p = pinned(2 * 512);
@@ -346,7 +347,7 @@ HOW(staging)
 	}
 	return SYNC(s);
 }
-/* Two buffers in turn, each with its own event */
+/* Two buffers are filled in turn; each has its own event. */
 HOW(staging_two)
 {
 	float *p[2] = { pinned(BYTES), pinned(BYTES) };
@@ -380,7 +381,8 @@ HOW(step_state)
 	OK(RUN("make", s));
 	OK(END(s, g));
 	CUgraphExec e = instantiate(g);
-	for (int i = 0; i < 3; i++) { /* input of the next step, written while this step runs */
+	/* the host writes the input of the next step while this step runs */
+	for (int i = 0; i < 3; i++) {
 		for (int k = 0; k < 128; k++)
 			p[k] = (float)i;
 		CUresult r = REPLAY(e, s);
@@ -391,8 +393,8 @@ HOW(step_state)
 	}
 	return SYNC(s);
 }
-/* A page of host memory is copied to the device; before the host has waited, another one is copied
- * back to the same address. */
+/* A page of host memory is copied to the device. Before the host has waited for this copy, another
+ * page is copied from the device to the same host address. */
 HOW(page_again)
 {
 	float *p = pinned(512);
@@ -403,7 +405,7 @@ HOW(page_again)
 			return r;
 		if (bug && i == 0)
 			p[5] = 7;
-		r = RUN("make", s); /* the same check */
+		r = RUN("make", s); /* the kernel must read the page that was copied first */
 		if (!r)
 			r = DOWN_ASYNC(p, A.b, 512, s);
 		if (r)
@@ -421,7 +423,8 @@ HOW(pinned_freed)
 		OK(SYNC(s));
 	return unpin(p);
 }
-/* The result is read without a wait: it must not be visible, whatever has run already. */
+/* The host reads the result without a wait. The result must not be visible, even if the kernel has
+ * run. */
 HOW(read_early)
 {
 	float *p = pinned(512);
@@ -447,12 +450,12 @@ HOW(query_ignored)
 	CUresult q = CUDA_ERROR_NOT_READY;
 	for (int i = 0; bug ? i < 1 : q == CUDA_ERROR_NOT_READY; i++)
 		q = CU(cuEventQuery, CUevent)(e);
-	if (bug) /* either not ready, or complete */
+	if (bug) /* the query answers "not ready", or the result is complete */
 		return q ? q : p[0] == 1 ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 	CHECK(p[0] == 1);
 	return q;
 }
-/* On the device, later operations see the copy. */
+/* Operations that are queued after a copy on the device see its result. */
 HOW(pinned_chain)
 {
 	float *p = pinned(512), out[128];
@@ -469,8 +472,8 @@ relays(void *p)
 	for (int k = 0; k < 128; k++)
 		((float *)p)[128 + k] += ((float *)p)[k] + 1;
 }
-/* A host function computes the input of an upload from a download; the program does not touch
- * either meanwhile. */
+/* A host function computes the input of an upload from the result of a download. The program
+ * accesses neither buffer in the meantime. */
 HOW(host_relay)
 {
 	float *p = pinned(1024), out[128];
@@ -540,7 +543,8 @@ HOW(event_early)
 	CUresult r = RUN("use", t);
 	return r ? r : sync_all();
 }
-/* Two streams read; a fill in a third stream has waited for one of them only. */
+/* Two streams read a buffer; a third stream fills the buffer and has waited for one of the readers
+ * only. */
 HOW(readers_two)
 {
 	EVENT(e);
@@ -556,7 +560,7 @@ HOW(readers_two)
 	CUresult r = FILL_ASYNC(A.b, 0, 128, u);
 	return r ? r : sync_all();
 }
-/* The same with a copy to the host as one of the readers */
+/* The case readers_two, where one of the readers is a copy to the host */
 HOW(readers_copy)
 {
 	float *p = pinned(512);
@@ -578,9 +582,9 @@ HOW(wrong_stream)
 	CUresult r = down(x, A.b, 512);
 	return r ? r : sync_all();
 }
-/* Pages of a KV cache on a copy stream (t), concurrent with steps (s): to the host before the step
- * that writes them has ended, back for a step that does not wait, and back into a page that an
- * earlier step still reads. */
+/* A copy stream (t) copies pages of a KV cache while steps run (s). The bugs: a page is copied to
+ * the host before the step that writes it has ended; a page is copied back for a step that does not
+ * wait for the copy; a page is copied back into one that an earlier step still reads. */
 HOW(page_out)
 {
 	float *p = pinned(512);
@@ -619,8 +623,8 @@ HOW(page_taken)
 	CUresult r = UP_ASYNC(A.b, p, 512, t);
 	return r ? r : sync_all();
 }
-/* A synchronous copy is in the null stream, with which a non-blocking stream does not
- * synchronise. */
+/* A synchronous copy runs in the null stream. A non-blocking stream does not synchronise with the
+ * null stream. */
 HOW(null_copy)
 {
 	static float x[128];
@@ -640,8 +644,8 @@ HOW(graphs_share)
 }
 HOW(graph_twice)
 {
-	CUgraphExec e =
-	    captured("make"); /* launches of one executable graph never overlap, in any streams */
+	/* launches of one executable graph never overlap, whatever streams they are in */
+	CUgraphExec e = captured("make");
 	CUresult r = REPLAY(e, s);
 	if (!r)
 		r = REPLAY(e, t);
@@ -656,7 +660,7 @@ HOW(graph_and_upload)
 	memset(p, 0, 512);
 	CUresult r = REPLAY(e, s);
 	if (!r)
-		r = UP_ASYNC(A.a, p, 512, bug ? t : s); /* input of the next step */
+		r = UP_ASYNC(A.a, p, 512, bug ? t : s); /* the copy of the input of the next step */
 	return r ? r : sync_all();
 }
 
@@ -681,7 +685,7 @@ HOW(capture_blocking)
 	OK(CU(cuStreamBeginCapture_v2, CUstream, int)(b, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
 	OK(RUN("make", b));
 	if (bug)
-		up(A.b, x, 64); /* the legacy stream waits for blocking ones */
+		up(A.b, x, 64); /* the legacy stream waits for blocking streams */
 	return END(b, g);
 }
 HOW(capture_outside)
@@ -807,7 +811,7 @@ tensor_map(size_t stride, unsigned box, size_t off)
 HOW(map_stride)
 {
 	return tensor_map(bug ? 60 * 4 + 8 : 60 * 4, 32, 0);
-} /* rows that are not a multiple of 16 bytes */
+} /* the rows of this map are not a multiple of 16 bytes long */
 HOW(map_box)
 {
 	return tensor_map(240, bug ? 257 : 256, 0);
@@ -815,9 +819,10 @@ HOW(map_box)
 HOW(map_place)
 {
 	return tensor_map(240, 32, bug ? 64 : 0);
-} /* alignment as declared by newer headers: multiples of 128 */
+} /* newer headers align the type to 128 bytes */
 
-/* Per row: error code of the mistake, and a part of the message; NULL: only the code is checked. */
+/* Per row: the error code that the mistake causes, and a part of the message. NULL: the test checks
+ * only the code. */
 static const struct {
 	const char *name;
 	CUresult (*run)(bool bug);
@@ -918,7 +923,7 @@ child(int i, bool bug, bool check, int seed)
 	t = stream();
 	CUresult r = cases[i].run(bug);
 	if (bug && !check && !cases[i].fast)
-		return 0; /* depends on the schedule there */
+		return 0; /* in this mode the result depends on the schedule */
 	bool right =
 	    bug ? r == cases[i].code && (!cases[i].words || strstr(report(), cases[i].words)) : !r;
 	if (right && !failures)

@@ -41,7 +41,7 @@ typedef struct {
 	CUdeviceptr x, y;
 } Args;
 
-/* part of the finding; "": only the sums are wrong */
+/* a part of the finding; "": nothing is found, but the sums are wrong */
 static const struct {
 	const char *name, *want;
 	int two;
@@ -61,7 +61,7 @@ static const struct {
 	[SKIPPED] = { "SKIPPED", "nothing is queued on device 1" },
 	[DISAGREES] = { "DISAGREES", "race: " },
 	[NO_ACCESS] = { "NO_ACCESS", "without peer access" },
-	/* two-shot: one of the mistakes above */
+	/* two-shot algorithm with one of the mistakes above */
 	[TWO] = { "TWO", NULL, RIGHT },
 	[TWO_STALE_FLAG] = { "TWO_STALE_FLAG", "race: ", STALE_FLAG },
 	[TWO_NO_RELEASE] = { "TWO_NO_RELEASE", "race: ", NO_RELEASE },
@@ -115,8 +115,8 @@ run(void *arg)
 	Args a = { .rank = me->number, .ranks = ranks, .y = me->y };
 	for (int k = 0; k < ranks; k++)
 		a.flag[k] = rank[k].flag, a.slot[k] = rank[k].slot;
-	/* two chunks per launch: the next launch relies on what a kernel acquired from one that is
-	 * still running */
+	/* A launch has two chunks: the next launch relies on data that a kernel acquired from a
+	 * kernel that is still running. */
 	const int pieces = me->kind == LONG || me->kind == LAST_UNHEARD || me->kind == TWO ? 2 : 1;
 	for (int r = 0; r < ROUNDS && !me->r; r += pieces) {
 		a.round = (unsigned)r + 1;
@@ -130,8 +130,8 @@ run(void *arg)
 			continue;
 		me->r = launch(f, 1, N, 0, s, 0, &a);
 	}
-	/* all threads have queued their work before any waits, so that a wait that ends is not due
-	 * to a slow thread */
+	/* All threads queue their work before any of them waits. A wait that returns too early is
+	 * then not due to a slow thread. */
 	if (me->kind != LATE)
 		pthread_barrier_wait(&all);
 	if (!me->r)
@@ -196,8 +196,8 @@ run_kernels(void *arg)
 	CUstream s = stream();
 	pthread_barrier_wait(&all);
 	for (int run = 0; run < RUNS; run++) {
-		const int of =
-		    run == 2 || run == 3 ? large : 1 + run; /* both algorithms get the large one */
+		/* both algorithms get the largest message */
+		const int of = run == 2 || run == 3 ? large : 1 + run;
 		const long long count = (long long)of * WIDTH;
 		OK(up(rows, &of, sizeof of));
 		llmc_collective c = {
@@ -239,7 +239,7 @@ run_kernels(void *arg)
 	return NULL;
 }
 
-/* Exit code: 0 as expected, 1 not, 2 (ARRIVAL_ORDER) other bits */
+/* Returns the exit code: 0: as expected; 1: not as expected; 2 (ARRIVAL_ORDER): the bits differ. */
 static int
 child(int kind, int seed, bool check, float *want)
 {
@@ -251,7 +251,7 @@ child(int kind, int seed, bool check, float *want)
 	snprintf(text, sizeof text, "%d", ranks);
 	setenv("LLMC_EMU_DEVICES", text, 1);
 	setenv("LLMC_EMU_QUIET", "1", 1);
-	if (kind == SKIPPED) /* here the wait never ends, however long */
+	if (kind == SKIPPED) /* this wait never ends */
 		setenv("LLMC_EMU_PATIENCE", "200", 1);
 	libs_open();
 	OK(CU(cuInit, unsigned)(0));
@@ -265,8 +265,8 @@ child(int kind, int seed, bool check, float *want)
 	for (int k = 0; k < ranks; k++)
 		pthread_join(rank[k].thread, NULL);
 	bool found = kinds[kind].want && *kinds[kind].want && strstr(report(), kinds[kind].want);
-	/* A device that has seen the next round's flag while it waited for this one is ordered
-	 * after everything that was read. Then only the sums show that it skipped a rank. */
+	/* A device that waits for this round and sees the flag of the next round is ordered after
+	 * everything that was read. Then only the sums show that the device skipped a rank. */
 	if (kind == DISAGREES && !found && !*report()) {
 		float y[N];
 		OK(CU(cuCtxSetCurrent, CUcontext)(rank[0].ctx));

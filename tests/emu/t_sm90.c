@@ -67,7 +67,7 @@ products(CUmodule m, Args *p)
 			}
 	}
 	for (int i = 0; i < 1536; i++)
-		h[i] = (unsigned short)((16 + i * 7 % 3) << 10); /* powers of two */
+		h[i] = (unsigned short)((16 + i * 7 % 3) << 10); /* the values are powers of two */
 	OK(up(p->a, h, sizeof h));
 	OK(launch(function(m, "roles"), 1, 256, 3072 + 8192, NULL, 0, p));
 	OK(down(c, p->c, 64 * 32 * 4));
@@ -122,8 +122,8 @@ library(const char *name)
 }
 #define LIB(lib, name, ...) (((int (*)(__VA_ARGS__))sym(lib, #name)))
 
-/* y [n][rows] = x [n][cols] w [rows][cols]^T + bias + y, in row-major memory, directly and in a
- * graph */
+/* Computes y [n][rows] = x [n][cols] w [rows][cols]^T + bias + y in row-major memory, once with
+ * direct calls and once in a graph. */
 static void
 matmul(Args *p)
 {
@@ -196,7 +196,8 @@ matmul(Args *p)
 	OK(LIB(lib, cublasLtDestroy, void *)(lt));
 }
 
-/* Three ranks in one thread, with work before and after in each stream */
+/* Runs three ranks in one thread; each stream also has work before and after the collective
+ * call. */
 static void
 ranks(void)
 {
@@ -250,7 +251,7 @@ typedef struct {
 	float got;
 } Rank;
 
-/* A rank with its own thread, which waits for its stream before the other rank has called */
+/* Runs a rank in its own thread, which waits for its stream before the other rank has called. */
 static void *
 rank_thread(void *arg)
 {

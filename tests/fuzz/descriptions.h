@@ -15,7 +15,7 @@ descriptions_by_name(const void *a, const void *b)
 	return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* Paths sorted by name; exits if there are none. */
+/* Fills path with the paths, sorted by name; exits if there are none. */
 static inline int
 descriptions_list(char *path[MAX_DESCRIPTIONS])
 {
@@ -25,7 +25,7 @@ descriptions_list(char *path[MAX_DESCRIPTIONS])
 
 	for (struct dirent *e; dir && (e = readdir(dir)) != NULL && n < MAX_DESCRIPTIONS;) {
 		size_t len = strlen(e->d_name);
-		/* other files there are inputs that once failed */
+		/* the folder's other files are inputs that once failed */
 		if (len > 5 && strcmp(e->d_name + len - 5, ".yaml") == 0 &&
 		    asprintf(&path[n], "%s/%s", folder, e->d_name) > 0)
 			n++;

@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static char folder[64]; /* "": not made yet */
+static char folder[64]; /* "": the folder does not exist yet */
 
 static inline void
 folder_clear(void)
@@ -45,7 +45,7 @@ folder_make(void)
 	atexit(folder_remove);
 }
 
-/* Write a file; returns its path, valid until the next call. */
+/* Writes a file; returns its path, which is valid until the next call. */
 static inline const char *
 folder_put(const char *name, const void *data, size_t n)
 {
@@ -59,7 +59,8 @@ folder_put(const char *name, const void *data, size_t n)
 	return path;
 }
 
-/* Take the next part of the input: two bytes of length, then the bytes; the last part is the rest.
+/* Takes the next part of the input: two bytes hold its length, and its bytes follow. The last part
+ * is the rest of the input.
  */
 static inline size_t
 part(const uint8_t **data, size_t *size, const uint8_t **out)

@@ -1,6 +1,6 @@
-/* Arbitrary bytes as a line of a batch, and as the descriptions of a stored file and a batch, which
- * a crash or another program may have damaged. The body that is cut out of a line is the one that
- * the JSON parser finds. */
+/* Reads arbitrary bytes as a line of a batch, and as the descriptions of a stored file and of a
+ * batch, which a crash or another program may have damaged. The body that the server cuts out of a
+ * line equals the body that the JSON parser finds. */
 #include <jansson.h>
 
 #include "base/json.h"

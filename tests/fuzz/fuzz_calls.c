@@ -1,7 +1,7 @@
 /* Arbitrary bytes as model output, in each format of tool calls. The first byte selects the format
- * (the last one: the text up to a NUL is the checkpoint's own response_template). The result is the
- * same for the whole text and for chunks of it, each call ends, and without calls or reasoning no
- * byte of the text is lost except white space. */
+ * (the last one: the text up to a NUL is the checkpoint's own response_template). The whole text
+ * and its chunks must give equal results, each call must end, and output without calls and
+ * reasoning may lose only white space. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -102,7 +102,7 @@ read_answer(const llmc_tokenizer *t, const char *s, size_t n, size_t each, Read 
 	llmc_calls_close(c);
 }
 
-/* The output without chunk boundaries and white space */
+/* Appends the output to b without chunk boundaries and white space. */
 static void
 join(Strbuf *b)
 {
@@ -144,7 +144,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	t->response = which < N_TEMPLATES ? NULL : s;
 	const char *answer = which < N_TEMPLATES ? s : s + strlen(s);
 	size_t n = (size_t)(s + size - 2 - answer);
-	for (size_t i = 0; i < n; i++) /* two bytes select the chunk size here */
+	for (size_t i = 0; i < n; i++) /* two bytes of the input select the chunk size */
 		if (answer[i] == LLMC_PIECE_TEXT || answer[i] == LLMC_PIECE_REASONING)
 			s[answer - s + (ptrdiff_t)i] = ' ';
 	read_answer(t, answer, n, n ? n : 1, &whole);

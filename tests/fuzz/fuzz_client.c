@@ -1,6 +1,7 @@
-/* Arbitrary bytes as the answer of a server to `llmc bench serve`, cut into chunks as by a network,
- * and as the settings file of `llmc serve`. Both files are included for their static functions; an
- * exit of the command ends the input. */
+/* Reads arbitrary bytes as the answer of a server to `llmc bench serve`, cut into chunks of a
+ * network connection, and as the settings file of `llmc serve`. The fuzzer includes both source
+ * files to reach their static functions. Where the command would exit, the fuzzer goes on with the
+ * next input. */
 #include <setjmp.h>
 #include <yaml.h>
 
@@ -8,7 +9,7 @@
 #include "tests/fuzz/folder.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-/* settings of a process are never freed */
+/* the command never frees its settings */
 const char *__asan_default_options(void);
 const char *
 __asan_default_options(void)

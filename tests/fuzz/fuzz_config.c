@@ -126,7 +126,7 @@ static const char *const values[] = {
 	"18446744073709551616"
 };
 
-/* The line with another value, another key, twice, or not at all */
+/* Writes the line with another value, with another key, twice, or not at all. */
 static void
 put_line(Strbuf *out, const char *line, size_t n, const uint8_t *e)
 {
@@ -142,7 +142,7 @@ put_line(Strbuf *out, const char *line, size_t n, const uint8_t *e)
 		strbuf_putc(out, '\n');
 		strbuf_add(out, line, n);
 		return;
-	case 2: /* a bit of the key or the value */
+	case 2: /* change a bit of the key or the value */
 		strbuf_add(out, line, n);
 		if (n)
 			out->data[out->len - 1 - e[3] % n] ^= 2;

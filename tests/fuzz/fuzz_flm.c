@@ -1,5 +1,5 @@
-/* Arbitrary bytes as a FastLLM model: read or rejected. If read, all data is within the file, rows
- * can be dequantised, and the vocabulary tokenizes a string. */
+/* Opens arbitrary bytes as a FastLLM model, which may be rejected. In a model that opens, all data
+ * is within the file, rows can be dequantised, and the vocabulary tokenizes a string. */
 #include <setjmp.h>
 #include <stdlib.h>
 #include <string.h>

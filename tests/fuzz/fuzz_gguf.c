@@ -1,5 +1,5 @@
-/* Arbitrary bytes as a GGUF: opened or rejected. An opened file can be read in every way that the
- * reader offers. */
+/* Opens arbitrary bytes as a GGUF file, which may be rejected. A file that opens is read with every
+ * function of the reader. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -18,7 +18,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* New routes go to the end, because seeds of the corpus hold the index. */
+/* New routes go to the end, because the seeds of the corpus contain indices of this list. */
 static const char *const paths[] = { "/v1/completions",
 	                             "/v1/chat/completions",
 	                             "/generate",
@@ -84,7 +84,7 @@ static void
 check_json(const char *s, size_t n, const Req *r)
 {
 	Problem p;
-	json_t *o = body_parse(s, n, &p); /* jansson, with seeds of 64 bits */
+	json_t *o = body_parse(s, n, &p); /* parsed by jansson, because seeds have 64 bits */
 
 	if (!o)
 		wrong("invalid JSON", r);
@@ -105,7 +105,7 @@ check(const Req *r)
 			check_json(s, r->out.len, r);
 		return;
 	}
-	while (s < end && r->type != type_sse) { /* lines of JSON */
+	while (s < end && r->type != type_sse) { /* the answer is lines of JSON */
 		const char *stop = memchr(s, '\n', (size_t)(end - s));
 		if (!stop)
 			wrong("an invalid JSON line", r);
@@ -114,7 +114,7 @@ check(const Req *r)
 	}
 	while (s < end) {
 		const char *stop = memmem(s, (size_t)(end - s), "\n\n", 2);
-		if (stop && strncmp(s, "event: ", 7) == 0) /* event name of the dialect */
+		if (stop && strncmp(s, "event: ", 7) == 0) /* the line names the event */
 			s = (const char *)memchr(s, '\n', (size_t)(end - s)) + 1;
 		if (!stop || strncmp(s, "data:", 5) != 0)
 			wrong("an invalid event frame", r);
@@ -125,7 +125,7 @@ check(const Req *r)
 	}
 }
 
-/* A store with one file of one line, for uploads and batches. */
+/* Returns a store with one file of one line, for uploads and batches. */
 static FileStore *
 store(Server *s)
 {
@@ -195,7 +195,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	Req *r = calloc(1, sizeof *r);
 	r->srv = &s;
 	r->slot = &slot;
-	r->on_images = true; /* the part of the image worker */
+	r->on_images = true; /* the work of the image worker */
 	atomic_init(&r->refs, 2);
 	r->route = route_find(serve_routes, "POST", paths[data[0] % (sizeof paths / sizeof *paths)],
 	                      false, &tail, &wrong_method);
@@ -203,7 +203,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (!strcmp(r->route->path, "/v1/files") || !strcmp(r->route->path, "/v1/batches"))
 		s.store = store(&s);
 	if (!(r->route->flags & RT_MODEL) ||
-	    models_take(&s, r, &p)) /* same condition as in a worker */
+	    models_take(&s, r, &p)) /* a worker checks this condition too */
 		r->route->handle(r);
 	else
 		wrong("no model", r);
@@ -213,7 +213,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		if (fake_next(&f, 0, &ev, &err) == LLMC_OK && ev.kind != LLMC_EVENT_NONE)
 			gen_event(&s, &ev);
 	pthread_mutex_lock(&s.lock);
-	(void)models_answer_waiting(&s); /* the part of the manager thread */
+	(void)models_answer_waiting(&s); /* the work of the manager thread */
 	pthread_mutex_unlock(&s.lock);
 	if (m.n_gens || m.n_refs || f.n_live || atomic_load(&r->refs) != 2)
 		wrong("the engine is not empty", r);

@@ -1,6 +1,6 @@
-/* Arbitrary bytes as answers of a model server: headers and names up to the first NUL, then a
- * list of files. Every accepted path stays below its folder, every id is hexadecimal, and a
- * saved list loads unchanged. */
+/* Reads arbitrary bytes as answers of a model server: up to the first NUL headers and names, then a
+ * list of files. Every accepted path stays below its folder, every id is hexadecimal, and a saved
+ * list loads unchanged. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,7 +20,7 @@ wrong(const char *what, const char *s)
 	abort();
 }
 
-/* A plain check of what hub_path_is_safe promises */
+/* Checks what hub_path_is_safe promises, without its code. */
 static void
 check_path(const char *path)
 {
@@ -59,7 +59,7 @@ check_saved(const HubTree *t, Arena *a)
 	for (size_t i = 0; i < t->n; i++)
 		for (size_t k = 0; k < i; k++)
 			if (strcmp(t->file[i].path, t->file[k].path) == 0)
-				return; /* a path twice is no JSON object that loads */
+				return; /* a JSON object with the same path twice does not load */
 	if (s != LLMC_OK || again.n != t->n)
 		wrong("the saved list does not load", t->n ? t->file[0].path : "empty");
 	for (size_t i = 0; i < t->n; i++) {
@@ -69,7 +69,7 @@ check_saved(const HubTree *t, Arena *a)
 	}
 }
 
-/* Choose from a list as a name of a model does. */
+/* Chooses files from a list by a model name. */
 static void
 check_choice(const HubTree *t, const char *text, Arena *a)
 {

@@ -1,5 +1,5 @@
-/* Arbitrary bytes as an image: decoded or rejected, within the limit of pixels. A decoded image is
- * prepared for three processors; its rows, tiles and text agree. */
+/* Decodes arbitrary bytes as an image, within the limit of pixels; the image may be rejected. A
+ * decoded image is prepared for three processors; its rows, tiles and text agree. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* Malformed GGUF files of MoE models, latent attention and vision towers: imported, compiled, and
- * their weights packed, or rejected with a message.
+/* Imports malformed GGUF files of models with MoE, latent attention or vision towers. A file is
+ * either rejected with a message, or compiled and its weights packed.
  *
  * An input is a list of edits to the header of a valid file, which is built here. Byte 0 selects
  * the file, then 4 bytes per edit: key or tensor, operation, operand (16 bits). Data after the
@@ -25,8 +25,8 @@ typedef struct Key {
 	uint32_t type;
 	double num;
 	uint64_t count;
-	const char *text; /* value of a string; NULL: "yarn" */
-} Key;                    /* an array of one type: count of num; type 8: string */
+	const char *text; /* the value of a string; NULL stands for "yarn" */
+} Key;                    /* an array has `count` elements of value `num`; type 8: string */
 typedef struct Tensor {
 	char name[64];
 	uint32_t n_dims;
@@ -51,7 +51,7 @@ die(const char *what, const char *text)
 
 /* ---- valid files ---- */
 
-/* u32 if it holds the number, else f32 */
+/* Returns u32 if that type can hold v, else f32. */
 static uint32_t
 number_type(double v)
 {
@@ -214,7 +214,7 @@ text_key(File *f, const char *name, const char *text)
 	f->key[f->n_key - 1].text = text;
 }
 
-/* A tower of squares of 2 x 2 patches: that of Qwen3-VL, SmolVLM or LLaVA */
+/* Writes a vision tower with squares of 2 x 2 patches: that of Qwen3-VL, SmolVLM or LLaVA. */
 static void
 tower(File *f, const char *type)
 {
@@ -346,7 +346,7 @@ edit_key(File *f, unsigned which, unsigned what, unsigned with)
 	case 3:
 		k->type = with % 13;
 		return;
-	case 4: /* one value per layer */
+	case 4: /* the key gets one value per layer */
 		k->count = with % 70;
 		return;
 	case 5:
@@ -371,7 +371,7 @@ edit_tensor(File *f, unsigned which, unsigned what, unsigned with)
 	case 0:
 		t->type = types[with % (sizeof types / sizeof *types)];
 		return;
-	case 1: /* axes swapped */
+	case 1: /* swap two axes */
 		x = t->dim[a];
 		t->dim[a] = t->dim[b];
 		t->dim[b] = x;
@@ -382,7 +382,7 @@ edit_tensor(File *f, unsigned which, unsigned what, unsigned with)
 	case 3:
 		t->dim[a] = (uint64_t)numbers[with / 4 % 24];
 		return;
-	case 4: /* same number of elements, other dimensions */
+	case 4: /* other dimensions with an equal number of elements */
 		if (t->dim[a] % 2 == 0) {
 			t->dim[a] /= 2;
 			t->dim[b] *= 2;
@@ -391,7 +391,7 @@ edit_tensor(File *f, unsigned which, unsigned what, unsigned with)
 	case 5:
 		t->n_dims = with % 6;
 		return;
-	case 6: /* the same tensor of another layer */
+	case 6: /* rename to the tensor of another layer */
 		if (strncmp(t->name, "blk.", 4) == 0)
 			t->name[4] = (char)('0' + with % 10);
 		return;
@@ -440,7 +440,7 @@ put_value(Strbuf *out, uint32_t type, double v, const char *text)
 		    size[type]);
 }
 
-/* Write the header; *end: end of all tensor data, as far as it is known */
+/* Writes the header. *end: the end of all tensor data whose size is known. */
 static void
 write_header(const File *f, Strbuf *out, uint64_t *end)
 {

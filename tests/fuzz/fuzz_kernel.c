@@ -1,5 +1,5 @@
-/* Arbitrary text as a kernel template, for CPU or GPU, with fragments to include: expanded for a
- * matmul, or rejected with a message. The first byte selects the target. */
+/* Expands arbitrary text as a kernel template of a matmul, for CPU or GPU, with fragments that it
+ * may include. The template may be rejected with a message. The first byte selects the target. */
 #include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
-/* Arbitrary bytes as a multipart form: up to a NUL the Content-Type, then the body. Parts are
- * within the body in order, none contains the boundary, and a form written from them reads the
- * same. */
+/* Reads arbitrary bytes as a multipart form: the bytes up to a NUL are the Content-Type, the rest
+ * is the body. The parts are within the body and in order, none contains the boundary, and a form
+ * that is written from the parts reads back equal. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,7 +27,7 @@ put_name(Strbuf *b, const char *key, const char *s)
 	strbuf_putc(b, '"');
 }
 
-/* Write a form of the same parts; false: the type or the body is invalid. */
+/* Writes a form of the parts that were read. Returns false if the type or the body is invalid. */
 static bool
 again(const char *type, const char *body, size_t n, Strbuf *out)
 {
@@ -69,7 +69,8 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (!nul)
 		return 0;
 	size_t n = size - (size_t)(nul + 1 - data);
-	char *body = malloc(n + !n); /* exact size, so that the sanitizer reports reads beyond it */
+	/* the buffer has the exact size, so that the sanitizer reports reads beyond its end */
+	char *body = malloc(n + !n);
 	memcpy(body, nul + 1, n);
 	if (again((const char *)data, body, n, &one) &&
 	    (!again((const char *)data, one.data, one.len, &two) || one.len != two.len ||

@@ -1,5 +1,5 @@
 /* Arbitrary bytes as a PEFT adapter: adapter_config.json, then adapter_model.safetensors. An
- * adapter that opens is applied to matrices of its own shapes and of others. */
+ * adapter that opens is applied to matrices of its own shapes and to matrices of other shapes. */
 #include "formats/peft.h"
 #include "formats/safetensors.h"
 #include "tests/fuzz/folder.h"

@@ -20,12 +20,14 @@ enum { MAX_BASES = 3 * MAX_DESCRIPTIONS, MAX_EDITS = 2000 };
 
 typedef struct Span {
 	size_t off, len, key;
-} Span; /* key: start of its name in the text; an array's elements have that of the array */
+	/* key: where the name of the value starts in the text. Elements of an array have the key of
+	 * the array. */
+} Span;
 typedef struct Array {
 	Span whole, *elem;
 	size_t n;
 } Array;
-typedef struct Base { /* a plan and the offsets of its values */
+typedef struct Base { /* a plan, and the offsets of its values in the text */
 	char *text;
 	Span *span;
 	Array *array;
@@ -47,7 +49,7 @@ die(const char *what, const char *text)
 typedef struct Edit {
 	size_t off, len;
 	char *text;
-} Edit; /* replace len bytes at off by text */
+} Edit; /* text replaces len bytes at off */
 
 static void scan_value(Base *b, const char **at, size_t key);
 
@@ -58,7 +60,7 @@ skip_blanks(const char **at)
 		++*at;
 }
 
-/* A list, or an object whose keys are skipped. */
+/* Scans a list, or an object whose keys are skipped. */
 static void
 scan_members(Base *b, const char **at, size_t key)
 {
@@ -166,7 +168,7 @@ cut(const Base *b, Span s)
 	return strndup(b->text + s.off, s.len);
 }
 
-/* A leaf with another value of its kind; NULL: it has none. */
+/* Returns another value of the leaf's kind, or NULL if there is none. */
 static char *
 changed(const char *v, int what, int with)
 {
@@ -187,7 +189,8 @@ changed(const char *v, int what, int with)
 	           : NULL;
 }
 
-/* An array with one element less, twice, moved, or two exchanged */
+/* Returns an array in which one element is missing, repeated or moved, or two elements are
+ * exchanged. */
 static char *
 changed_array(const Base *b, const Array *x, int what, size_t with)
 {
@@ -212,8 +215,8 @@ changed_array(const Base *b, const Array *x, int what, size_t with)
 	return out.data;
 }
 
-/* The leaf after number `from` that has the same name as `like` and another value; like itself if
- * there is none. */
+/* Returns the first leaf after number `from` that has the name of `like` and another value, or
+ * `like` if there is none. */
 static Span
 namesake(const Base *b, Span like, size_t from)
 {
@@ -263,12 +266,12 @@ read_edit(const Base *b, const uint8_t *e, Edits *out)
 			                      changed_array(b, x, what, with) });
 		return;
 	}
-	Span s = b->span[2 + (where * 7919 + 97) %
-	                         (b->n_span - 2)]; /* after the numbers of format and step_abi */
+	/* the leaf follows the numbers of format and step_abi */
+	Span s = b->span[2 + (where * 7919 + 97) % (b->n_span - 2)];
 	char *old = cut(b, s), *new = kind < 4 ? changed(old, what, (int)with) : NULL;
-	if (!new) /* names, references, words */
+	if (!new) /* the leaf is a string: a name, a reference or a word */
 		new = cut(b, what ? namesake(b, s, with) : b->span[with % b->n_span]);
-	if (kind == 3 && new) /* the same number everywhere, so that sizes still agree */
+	if (kind == 3 && new) /* change this number everywhere, so that sizes still agree */
 		for (size_t i = 2; i < b->n_span; i++)
 			if (b->span[i].len == s.len &&
 			    memcmp(b->text + b->span[i].off, old, s.len) == 0)
@@ -340,7 +343,8 @@ make_bases(void)
 		add_base(path[i], "ref");
 		add_base(path[i], "cpu-v3");
 	}
-	/* launches, tensor maps, GEMMs; last, so that kept inputs keep their meaning */
+	/* Plans for a GPU have launches, tensor maps and GEMMs. They come last, because kept inputs
+	 * select a plan by its index. */
 	for (int i = 0; i < n; i++) {
 		add_base(path[i], "cuda-sm_90a");
 		free(path[i]);
@@ -424,7 +428,8 @@ read_and_run(const char *text, size_t size, Arena *arena, Strbuf *again)
 		return;
 	}
 	run(p);
-	if (size % 4) /* a sample is enough: this takes as long as all the rest */
+	/* one input in four is enough, because this check takes as long as all others */
+	if (size % 4)
 		return;
 	plan_write(p, again);
 	if (plan_read(again->data, again->len, "plan", arena, &q, &err) != LLMC_OK)

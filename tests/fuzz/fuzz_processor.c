@@ -1,5 +1,6 @@
-/* Arbitrary JSON as the configuration of an image processor: rules or a message. Rules give sizes
- * and text for images of several sizes, or a message, and a small image can be prepared. */
+/* Reads arbitrary JSON as the configuration of an image processor. The result is rules or a
+ * message. Rules give sizes and text, or a message, for images of several sizes; a small image can
+ * be prepared with them. */
 #include <stdlib.h>
 #include <string.h>
 

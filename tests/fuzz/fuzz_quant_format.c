@@ -1,6 +1,6 @@
-/* Arbitrary tensors, in any shapes, as a quantised matrix: rejected, or built without an access
- * beyond a tensor. The first bytes select the configuration, then each tensor has a type and a
- * shape; its data has exactly the size of these. */
+/* Builds a quantised matrix from arbitrary tensors in any shapes. The tensors are rejected, or the
+ * matrix is built without an access beyond a tensor. The first bytes select the configuration, then
+ * each tensor has a type and a shape; its data has exactly the size that both imply. */
 #include <setjmp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -105,7 +105,7 @@ rows_of(const QuantFormatMatrix *m)
 		return;
 	float *y = malloc((size_t)m->cols * sizeof *y);
 	quant_format_row_f32(m, m->rows - 1, y);
-	for (int64_t j = 0; m->order && j < m->cols; j++) /* each column once */
+	for (int64_t j = 0; m->order && j < m->cols; j++) /* the order names each column once */
 		if (!(m->order[j] >= 0 && m->order[j] < (float)m->cols))
 			abort();
 	free(y);
@@ -114,7 +114,7 @@ rows_of(const QuantFormatMatrix *m)
 int
 LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-	/* sizes that sometimes match each other */
+	/* there are few sizes, so that some of them match each other */
 	static const int64_t sizes[] = {
 		0, 1, 2, 3, 4, 8, 12, 16, 24, 32, 64, 96, 128, 256, 33, 7
 	};
@@ -148,7 +148,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			((uint8_t *)own[at])[k] = bytes == 8 || data[i + 4] & 0x40
 			                              ? (uint8_t)(k % 8 ? 0 : data[i + 4])
 			                              : (uint8_t)(k * 37 + data[i + 4]);
-		/* sometimes JSON that is read */
+		/* some inputs get valid JSON */
 		if (strstr(t->name, "quant_state") && t->n_dims == 1 && bytes == 1) {
 			const char *const said = states[t->dim[0] % 4];
 			free(own[at]);

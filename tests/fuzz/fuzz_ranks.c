@@ -1,5 +1,5 @@
-/* Arbitrary messages from rank 0 to a follower, with a small model on the reference: each
- * message is followed, or refused as impossible.
+/* Sends arbitrary messages from rank 0 to a follower that runs a small model on the reference. The
+ * follower executes each message, or refuses it as impossible.
  *
  * Each byte of the input makes one 32-bit field:
  * the byte minus 24, or for some values the next four bytes. The arrays of a step start as those
@@ -59,7 +59,7 @@ field(Input *in)
 	return v;
 }
 
-/* A step of one decode row and a prompt of three tokens */
+/* Fills a step with one decode row and a prompt of three tokens. */
 static void
 valid_step(const Session *s)
 {

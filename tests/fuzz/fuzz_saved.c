@@ -1,5 +1,6 @@
-/* Arbitrary changes of a saved sequence of a small model on the reference. The input is pairs of
- * an offset and a byte to add there. A sequence that loads can be continued. */
+/* Loads a saved sequence, of a small model on the reference, with arbitrary changes. The input is
+ * pairs of an offset and a number that is added to the byte at this offset. A sequence that loads
+ * can be continued. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -52,7 +53,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		prepare();
 	if (size < 1)
 		return 0;
-	/* the head is small: most changes are there */
+	/* the header is small, but gets most changes */
 	size_t n = data[0] < 250 ? n_saved : n_saved * (size_t)(data[0] - 250) / 6;
 	uint8_t *own = malloc(n + 1);
 	memcpy(own, saved, n);

@@ -1,5 +1,5 @@
-/* Descriptions of the corpus with any keys set to any values in and near their ranges: rejected
- * with a message, or compiled. In that case the runtime accepts the plan and the reference runs it.
+/* Sets keys in descriptions of the corpus to values in and near their ranges. A description is
+ * rejected with a message, or compiles to a plan that the runtime accepts and the reference runs.
  *
  * Input: byte 0 selects the description and target, then 4 bytes per key: key (8 bits), kind of
  * value (8), value (16). */
@@ -136,7 +136,7 @@ small(const Spec *s)
 	       s->attention.kv_rank <= 256 && s->max_positions <= 1 << 16;
 }
 
-/* Our own plan must be accepted by every reader of plans, and run. */
+/* Every reader must accept a plan of our compiler, and the plan must run. */
 static void
 run(const Plan *p)
 {
@@ -159,9 +159,8 @@ run(const Plan *p)
 		die("a compiled plan has no session", err.text);
 	float *logits = malloc((size_t)p->vocab * sizeof *logits),
 	      *row = calloc(5 * (size_t)p->hidden, sizeof *row);
-	const float *const rows = row, *const *came = p->takes_rows
-	                                                  ? &rows
-	                                                  : NULL; /* hidden rows for an MTP head */
+	/* an MTP head reads hidden rows */
+	const float *const rows = row, *const *came = p->takes_rows ? &rows : NULL;
 	if (lim.context >= 6 && logits && row) {
 		llmc_chunk c = { .tok = tok, .n_tok = 5, .n_out = 1 };
 		if (session_seq_new(s, lim.context, &seq, &err) != LLMC_OK)

@@ -1,7 +1,7 @@
 /* Arbitrary bytes as a file that llmc stored or that an operator wrote. The first byte selects the
  * reader: keys, imatrix, GGUF in two parts, checksummed file, prefix page, packed weights. For
- * files with checksums, the second byte selects which of them are made to fit, so that the checks
- * beyond them are reached. */
+ * files with checksums, the second byte selects the checksums that are corrected, so that the input
+ * reaches the checks after them. */
 #include <stddef.h>
 
 #include "base/checksummed_file.h"
@@ -89,7 +89,7 @@ checksummed(const uint8_t *data, size_t size, int fit)
 	memcpy(all, data, size);
 	if (fit & 1)
 		checksum_trailer_make(all + size, mark, key, all, size);
-	if (fit & 2) /* another key with its own checksum */
+	if (fit & 2) /* also corrects the checksum of the second key */
 		all[size ? size - 1 : 0] ^= 1;
 	size_t n = fit & 1 ? size + CHECKSUM_TRAILER_BYTES : size;
 	llmc_status status = checked_read(folder_put("checksummed", all, n), mark, key, &out, &err);
@@ -145,7 +145,7 @@ prefix_page(const uint8_t *data, size_t size, int fit)
 	kv_disk_close(d);
 }
 
-/* Packed weights of 96 bytes, read into memory and mapped. */
+/* Reads packed weights of 96 bytes, once into memory and once mapped. */
 static void
 packed(const uint8_t *data, size_t size, int fit)
 {

@@ -1,5 +1,5 @@
-/* Arbitrary text as a chat template: rendered within bounds of time and memory, or rejected with a
- * message. */
+/* Renders arbitrary text as a chat template, within limits of time and memory; the text may be
+ * rejected with a message. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -79,7 +79,7 @@ open_any(const uint8_t *data, size_t size, llmc_tokenizer **t, llmc_error *err)
 	}
 	if (size && data[0] == '{')
 		return text_open_json((const char *)data, size, "fuzz", t, err);
-	if (text_has_ranks((const char *)data, size)) { /* with any number of ranks */
+	if (text_has_ranks((const char *)data, size)) { /* the file may have any number of ranks */
 		int32_t lines = 0;
 		for (size_t i = 0; i < size; i++)
 			lines += data[i] == '\n';
@@ -107,7 +107,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		encode_and_decode(t, text[i], strlen(text[i]));
 	size_t tail = size < 100 ? size : 100;
 	encode_and_decode(t, (const char *)data + size - tail, tail);
-	/* ids in an order that encoding would not produce */
+	/* decode ids in an order that encoding would not produce */
 	for (int i = 0; i < 64; i++)
 		ids[i] =
 		    (int32_t)((uint32_t)i * 2654435761u %

@@ -43,7 +43,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	llmc_error err = { 0 };
 	Safetensors *s;
 	static volatile uint8_t
-	    sink; /* elements are read, so that a sanitizer checks their addresses */
+	    sink; /* the loop reads the elements, so that a sanitizer checks their addresses */
 
 	if (!torch_is(data, size)) {
 		bare(data, size);

@@ -1,7 +1,7 @@
 /* Arbitrary bytes as an image that a vision tower reads: decoding, the processor of the model,
  * tiles and the tower itself. The first byte selects the detail and after how many calls of go_on
- * the tower stops. Counting alone gives the same text and number of rows; the text has the token of
- * an image as often as there are rows. */
+ * the tower stops. A call that only counts gives equal text and an equal number of rows; the text
+ * contains the image token once per row. */
 #include <math.h>
 #include <stdint.h>
 
@@ -62,7 +62,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (stops)
 		o.go_on = some_calls, o.user = &left;
 	llmc_status s = llmc_tower_read(tower, data + 1, size - 1, &o, &im, &err);
-	if (at_once) /* before it is decoded */
+	if (at_once) /* the tower stops before the image is decoded */
 		check(s == LLMC_E_CANCELLED, "an image is decoded although the caller stops");
 	else
 		check(s == first || (s == LLMC_E_CANCELLED && first == LLMC_OK && stops),

@@ -1,5 +1,5 @@
-/* Arbitrary text as a description: a message or an artifact, mostly for the reference, never an
- * internal error of the compiler. */
+/* Compiles arbitrary text as a description, mostly for the reference. The result is a message or an
+ * artifact, never an internal error of the compiler. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-/* Skip valid descriptions that take long to compile. */
+/* Returns false for valid descriptions that take long to compile. */
 static bool
 small(const Spec *s)
 {
@@ -31,7 +31,7 @@ compile(const char *text, size_t size, Diag *d, Arena *perm, Strbuf *dump)
 		abort();
 	if (!s)
 		return;
-	/* the description with every default written out means the same */
+	/* the description with every default written out must give an equal result */
 	Spec *again = spec_from_text("resolved.yaml", s->yaml, strlen(s->yaml), NULL, d, perm);
 	if (!again || strcmp(again->yaml, s->yaml) != 0 || strcmp(again->sha256, s->sha256) != 0) {
 		fprintf(stderr, "%s\n%s\n", s->yaml, again ? again->yaml : strbuf_str(&d->text));

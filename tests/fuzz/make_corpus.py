@@ -60,14 +60,16 @@ def images():
     tower += ["png-palette-alpha-interlaced.png", "webp-lossy.webp"]
     for i, name in enumerate(tower):
         data = (HERE / "image" / name).read_bytes()
-        first = i % 2 | (14 if i % 4 else 0)  # detail; calls of go_on, all of them or none
+        # the detail, and after how many calls of go_on the tower stops: 0 or 14
+        first = i % 2 | (14 if i % 4 else 0)
         (HERE / "tower" / name.split(".")[0]).write_bytes(bytes([first]) + data)
     for name, case in json.loads((golden / "rows.json").read_text()).items():
         (HERE / "processor" / f"{name}.json").write_text(json.dumps(case["files"]))
 
 
 def types():
-    """A row of each codebook type and each 4-bit float type, with the tables it needs. By hand: the gguf package lacks the newest of them."""
+    """Return a row of each codebook type and each 4-bit float type, with the tables that it needs.
+    They are built here because the gguf package lacks the newest types."""
     sizes = {
         10: (256, 84),
         11: (256, 110),
@@ -115,7 +117,7 @@ def split(w):
 
 
 def byte_chars():
-    """GPT-2's printable character for each byte."""
+    """Return GPT-2's printable character for each byte."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     rest = [b for b in range(256) if b not in plain]
     return [
@@ -264,7 +266,7 @@ def tokenizer_seeds(out):
 
 
 def field(number, value):
-    """One protobuf field: bytes, float or int."""
+    """Encode one protobuf field: bytes, a float or an int."""
     if isinstance(value, bytes):
         return bytes([number << 3 | 2, len(value)]) + value
     if isinstance(value, float):
@@ -273,7 +275,8 @@ def field(number, value):
 
 
 def spm(model_type):
-    """A sentencepiece ModelProto: vocabulary, TrainerSpec (2), NormalizerSpec (3)."""
+    """Encode a sentencepiece ModelProto: vocabulary, TrainerSpec (field 2), NormalizerSpec (field
+    3)."""
     pieces = [
         ("<unk>", 0.0, 2),
         ("<s>", 0.0, 3),

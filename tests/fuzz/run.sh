@@ -5,7 +5,7 @@
 #   tests/fuzz/run.sh [--built | --runs] [name...]   all fuzzers, or the named ones: gguf yaml ...; --built: do not build; --runs: print the counts
 #   FUZZ_SECONDS=30    time per fuzzer, with new inputs each time; without: short, and the same inputs in every run
 #   FUZZ_RUNS=5000     inputs per fuzzer when FUZZ_SECONDS is not set; without: some seconds' worth, four times as many with LLMC_CHECK_ALL=1
-#   FUZZ_MAX_LEN=4096  largest input in bytes; up to 1 MB for what may grow faster than its input
+#   FUZZ_MAX_LEN=4096  largest input in bytes; up to 1 MB where the cost may grow faster than the input
 #   BUILD=build        results go to $BUILD/fuzz; failing inputs are kept there
 set -eu
 cd "$(dirname "$0")/../.."
@@ -39,7 +39,8 @@ fi
 failed=
 for name; do
 	bin=$programs/fuzz_$name
-	# first folder: libFuzzer stores new inputs here; empty, so that all runs are equal
+	# libFuzzer stores new inputs in the first folder, which starts empty so that all runs are
+	# equal
 	new=$build/new/$name
 	rm -rf "$new"
 	mkdir -p "$new" "tests/fuzz/corpus/$name"

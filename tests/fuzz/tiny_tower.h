@@ -1,5 +1,5 @@
-/* A small vision tower with seeded noise as weights, for fuzzers: SmolVLM's kind, of two layers and
- * 32 x 32 pixels per tile. */
+/* A small vision tower with seeded noise as weights, for fuzzers: of SmolVLM's kind, with two
+ * layers and 32 x 32 pixels per tile. */
 #ifndef TESTS_FUZZ_TINY_TOWER_H
 #define TESTS_FUZZ_TINY_TOWER_H
 
@@ -65,7 +65,7 @@ tiny_tower(void)
 	o.random_weights = true;
 	o.n_threads = 1;
 	o.set = set;
-	o.out_dir = dir; /* no cache is needed */
+	o.out_dir = dir; /* a fixed folder replaces the cache */
 	llmc_status s = llmc_open(dir, &o, &m, &err);
 	o.set = NULL;
 	if (s == LLMC_OK)
@@ -74,7 +74,7 @@ tiny_tower(void)
 		fprintf(stderr, "the tower does not open: %s\n", err.text);
 		abort();
 	}
-	llmc_close(m); /* the tower keeps it */
+	llmc_close(m); /* the tower keeps a reference */
 	file_remove_tree(dir);
 	return t;
 }

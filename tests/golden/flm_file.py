@@ -9,7 +9,7 @@ F32, BF16, INT8, INT4, F16, INT4_NOZERO, INT4_GROUP = 0, 1, 3, 4, 7, 8, 9
 
 
 def ranges(lo, hi, bits):
-    """(scale, zero) as FastLLM derives them from the two numbers of a group"""
+    """Return (scale, zero) as FastLLM derives them from the minimum and maximum of a group."""
     lo, hi = np.minimum(lo, np.float32(0)), np.maximum(hi, np.float32(0))
     scale = ((hi - lo) / np.float32(2**bits - 1)).astype(np.float32)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -108,7 +108,8 @@ def floats(name, x, kind=F32):
 
 
 def write(path, tensors, keys=None, pieces=(), special=None, version=2):
-    """tensors: bytes of each, from floats() and matrix(); vocabulary entries are (bytes, id, score)"""
+    """Write a file. tensors: the bytes of each tensor, from floats() and matrix(); vocabulary
+    entries are (bytes, id, score)."""
     keys = dict(keys or {})
     out = struct.pack("<i", version)
     if version >= 1:

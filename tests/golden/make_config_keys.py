@@ -22,7 +22,7 @@ import numpy as np
 import weights as W
 
 OUT = os.path.join(W.HERE, "config-keys.json")
-# Keys without effect on one forward pass in evaluation, and those of files and training.
+# Keys that do not change a forward pass in evaluation, and keys that concern files or training.
 IDLE = re.compile(
     r".*dropout.*|.*_pdrop|.*initializer.*|.*token_id$|output_.*|return_dict|use_cache|_.*|id2label|label2id|architectures"
     r"|transformers_version|torch_dtype|dtype|.*aux_loss.*|model_type|problem_type|chunk_size_feed_forward|is_encoder_decoder"
@@ -51,7 +51,7 @@ def values(key, v):
 
 
 def rotations(config):
-    """Yield changes of a configuration's positions."""
+    """Yield variants of a configuration's rotary positions."""
     theta = config.get("rope_theta") or 100.0
     half = (config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]) // 2
     short, long = [1.0] * half, [1.0 + 0.25 * i for i in range(half)]
@@ -100,7 +100,8 @@ def variants(config, defaults):
 
 
 def project(logits):
-    """12 numbers of logits [tokens, vocab]: three rows, each times four random vectors."""
+    """Reduce logits [tokens, vocab] to 12 numbers: the dot products of three rows with four random
+    vectors."""
     vocab = logits.shape[1]
     r = W.noise("config-keys", 4 * vocab).reshape(4, vocab) / np.sqrt(vocab)
     rows = logits[[len(logits) // 8, len(logits) // 2, -1]].astype(np.float64)
@@ -108,7 +109,7 @@ def project(logits):
 
 
 class Model:
-    """A case of make_models.py, whose configuration is changed and whose weights stay."""
+    """A case of make_models.py; its configuration is changed, its weights are kept."""
 
     def __init__(self, name, case, folder):
         import torch
@@ -186,7 +187,7 @@ def make(name, case):
 
 
 def one_per_type(cases):
-    """Return the case of each model type: the plain one in fp32, if there is one."""
+    """Return one case for each model type: the case without variations in fp32, if there is one."""
     chosen = {}
     for name, c in cases.items():
         if c["other"] or c["vision"] or c["modern"]:

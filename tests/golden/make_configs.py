@@ -30,7 +30,7 @@ QWEN35_ROPE = dict(
 )
 # Values in the hub's config.json of a model that differ from the defaults of its class.
 OWN = {
-    # google/gemma-2-9b; the class has the values of 2B
+    # google/gemma-2-9b; the defaults of the class are those of the 2B model
     "gemma-2-9b": (
         "Gemma2Config",
         dict(
@@ -43,12 +43,12 @@ OWN = {
     ),
     # microsoft/Phi-3-mini-4k-instruct
     "phi-3-mini-4k": ("Phi3Config", dict(sliding_window=2047)),
-    # bigscience/bloom-7b1; the class has toy values
+    # bigscience/bloom-7b1; the defaults of the class are those of a toy model
     "bloom-7b1": (
         "BloomConfig",
         dict(hidden_size=4096, n_layer=30, n_head=32, vocab_size=250880, pad_token_id=3),
     ),
-    # openai/gpt-oss-20b; the class has the values of 120B
+    # openai/gpt-oss-20b; the defaults of the class are those of the 120B model
     "gpt-oss-20b": (
         "GptOssConfig",
         dict(
@@ -133,7 +133,7 @@ def main():
         scaling = numbers.get("rope_scaling") or {}
         if (
             scaling.get("type") == "su"
-        ):  # the first name of longrope, no longer supported by transformers
+        ):  # longrope's first name, which transformers no longer supports
             scaling["type"] = "longrope"
         config = transformers.CONFIG_MAPPING[numbers.pop("model_type")](**numbers)
         out[os.path.join(folder, "transformers.json")] = text(written(config))

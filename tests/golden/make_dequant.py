@@ -67,7 +67,7 @@ def main():
         n = max(6, 512 // elems)
         blocks = rng.integers(0, 256, (n, size), dtype=np.uint8)
         for at in SCALES.get(name, [0]):
-            # any finite fp16, one subnormal and one zero: covers all exponents
+            # random finite fp16 values of all exponents, one subnormal and one zero
             bits = rng.integers(0, 0x7C00, n, dtype=np.uint16) | (
                 rng.integers(0, 2, n, dtype=np.uint16) << 15
             )
@@ -75,7 +75,7 @@ def main():
             blocks[:, at : at + 2] = bits.astype("<u2").view(np.uint8).reshape(n, 2)
         if (
             name == "IQ1_M"
-        ):  # its scale is in the top nibbles of four words; the exponent must not be all ones
+        ):  # the top nibbles of four words form the scale, whose exponent must not be all ones
             blocks[:, 55] &= 0xBF
         floats = gguf.quants.dequantize(blocks, kind)
         assert floats.size == n * elems and np.isfinite(floats).all()

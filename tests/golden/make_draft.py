@@ -25,7 +25,7 @@ GUESSES = 4
 
 
 def rotated(x, theta):
-    """x [T, heads, D]: pairs (i, i + D / 2) turn by position / theta^(2 i / D)"""
+    """Rotate x [T, heads, D]: the pair (i, i + D / 2) by the angle position / theta^(2 i / D)."""
     n, _, d = x.shape
     angle = torch.arange(n)[:, None] * theta ** (-torch.arange(0, d, 2) / d)
     cos, sin = angle.cos()[:, None], angle.sin()[:, None]
@@ -44,7 +44,8 @@ class Model:
         return make_mtp.rms(x, self.w[name + ".weight"], self.c["rms_norm_eps"])
 
     def __call__(self, tokens, x):
-        """tokens [T], stream x [T, H] after fc -> logits [T, columns], stream [T, H]"""
+        """Convert tokens [T] and the stream x [T, H] after fc to logits [T, columns] and a stream
+        [T, H]."""
         c, n = self.c, len(tokens)
         D, heads, kv = c["head_dim"], c["num_attention_heads"], c["num_key_value_heads"]
         for i in range(c["num_hidden_layers"]):

@@ -14,7 +14,8 @@ from transformers import AutoModel, AutoModelForSequenceClassification
 import weights as W
 
 torch.set_num_threads(1)
-LENGTHS = (1, 2, 33, 57)  # one token, two, more than a KV page, more than a chunk
+# lengths of one token, two tokens, more than a KV page, and more than a chunk
+LENGTHS = (1, 2, 33, 57)
 MODELS = [
     "llama-smol",
     "qwen3-plain",
@@ -51,7 +52,7 @@ def hidden(name):
 
 
 def labels(name, n):
-    """A classifier with n labels over the same weights."""
+    """Build a classifier with n labels from the weights of the golden model."""
     g = W.Golden(name)
     g.config.update(
         architectures=[g.config["model_type"].capitalize() + "ForSequenceClassification"],

@@ -56,7 +56,8 @@ GPT = dict(  # the published configuration of Nomic's models
     pad_token_id=0,
 )
 LORAS = ["retrieval.query", "separation"]
-# case: class of the converter, tokenizer, base of make_encoders.py, differences, and more of: kind and pooling of the head, names of the published checkpoint
+# case: class of the converter, tokenizer, base of make_encoders.py, differences, and optional keys:
+# kind and pooling of the head, and tensor names of the published checkpoint
 CASES = {
     "bert": ("BertModel", "words", E.BERT, {}, dict(pooling="cls")),
     "bert_cased": ("BertModel", "cased", E.BERT, dict(type_vocab_size=1), dict(pooling="mean")),
@@ -175,7 +176,7 @@ def corpus():
 
 
 def charsmap():
-    """Rules of sentencepiece for a few characters."""
+    """Return sentencepiece's normalisation rules for a few characters."""
     import io
 
     import sentencepiece
@@ -313,7 +314,7 @@ def rounded(shapes, plus_one):
 
 
 def theirs(config, more):
-    """Weights with names of transformers, and a function from ids to rows."""
+    """Return weights by transformers' names, and a function from ids to rows."""
     from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
     auto = AutoModelForSequenceClassification if more.get("kind") else AutoModel
@@ -330,13 +331,14 @@ def theirs(config, more):
             return y.last_hidden_state[0]
         if more.get("pooler", True):
             return y.logits
-        return model.classifier(y.hidden_states[-1][:, 0])  # the converter drops BERT's pooler
+        # the converter drops BERT's pooler, so the classifier reads the first row directly
+        return model.classifier(y.hidden_states[-1][:, 0])
 
     return values, run
 
 
 def published(values, more):
-    """The names and stacked matrices of the published checkpoint."""
+    """Rename and stack the matrices like those of the published checkpoint."""
     for whole, parts in more.get("stacks", {}).items():
         for first in [n for n in values if f".{parts[0]}." in n]:
             values[first.replace(parts[0], whole)] = np.concatenate(
@@ -399,7 +401,7 @@ def make(name, conv):
         architectures=[cls_name]
     )
     asked = dict(config, model_type=keys["model_type"])
-    if name in ("nomic_bert", "jina_v3"):  # transformers' own form of the same model
+    if name in ("nomic_bert", "jina_v3"):  # also compare with transformers' own form of this model
         asked |= dict(rope_parameters=dict(rope_type="default", rope_theta=500.0))
         asked = {k: v for k, v in asked.items() if k not in GPT or k in E.BERT} | dict(
             layer_norm_eps=1e-3

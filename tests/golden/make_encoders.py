@@ -31,7 +31,8 @@ def case(
     kind="",
     **more,
 ):
-    """inputs: lengths of prompts. kind: the suffix of transformers' class, "" for the rows of the last layer."""
+    """Define a case. inputs: lengths of prompts. kind: the suffix of transformers' class; "": the
+    expectation is the rows of the last layer."""
     config = dict(model_type=model_type, **base)
     for k, v in more.items():
         if v is ...:
@@ -185,7 +186,7 @@ case(
 )
 
 
-# classifiers: pooled by their first row
+# classifiers that read the first row of a prompt
 KIND = "SequenceClassification"
 case(
     "bert-labels",
@@ -239,7 +240,8 @@ def make(name, c):
         for n, s in shapes.items()
     }
     model.load_state_dict(values, strict=False)
-    pad = c["config"]["pad_token_id"]  # a prompt has no padding, which changes positions of RoBERTa
+    # prompts must not contain the padding token, because it shifts the positions of RoBERTa
+    pad = c["config"]["pad_token_id"]
     inputs = [
         [t + 3 if t == pad else t for t in W.prompt(seed + n, n, c["config"]["vocab_size"])]
         for n in c["inputs"]
@@ -247,7 +249,7 @@ def make(name, c):
 
     @torch.no_grad()
     def run(m, pairs=False):
-        """pairs: the last two thirds of a prompt have token type 1."""
+        """Run the model. pairs: the last two thirds of a prompt have token type 1."""
         out = []
         for ids in inputs:
             types = [int(i >= len(ids) // 3) for i in range(len(ids))]

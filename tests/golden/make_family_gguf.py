@@ -61,7 +61,8 @@ FOUR = dict(
     layer_types=["sliding_attention", "full_attention"] * 2,
 )
 HEAD = dict(vocab_size=280, bos_token_id=256, eos_token_id=257)
-# factors that the converter multiplies weights by, exact in bf16; the square root of 36 is exact too
+# the converter multiplies weights by these factors, which are exact in bf16; the square root of 36
+# is exact too
 H1 = dict(
     HEAD,
     num_hidden_layers=2,
@@ -749,7 +750,9 @@ VISION = {
 
 
 def converter(folder):
-    """llama.cpp's function from the name of a class to its converter. It identifies pre-tokenizers by a checksum of their output and lacks that of the tests."""
+    """llama.cpp's function from the name of a class to its converter. The converter identifies
+    pre-tokenizers by a checksum of their output; the checksum of the test tokenizer is added to
+    it."""
     sys.path[:0] = [folder, os.path.join(folder, "gguf-py")]
     import conversion
     from conversion import base
@@ -764,7 +767,8 @@ def converter(folder):
 
 
 def whole(modify):
-    """A converter that returns a generator without consuming it (StableLM's norms of heads) loses its tensors."""
+    """Consume the generators that a converter returns: otherwise the tensors in them are lost
+    (StableLM's norms of heads)."""
 
     def all_of(self, *args):
         made = yield from modify(self, *args)
@@ -828,12 +832,12 @@ def attempt(name, seed, conv, folder):
     for each in (
         cls,
         *(v for v in vars(cls).values() if isinstance(v, type)),
-    ):  # Mistral's contains one for each kind
+    ):  # Mistral's converter contains a converter for each kind of model
         each.modify_tensors = whole(each.modify_tensors)
         each.no_mtp = True  # these models have no MTP layers
         each.set_vocab = (
             lambda self: self._set_vocab_gpt2()
-        )  # whatever the tokenizer of published models is
+        )  # also where published models have another tokenizer
     with contextlib.redirect_stdout(sys.stderr):
         cls(pathlib.Path(hf), gguf.LlamaFileType.MOSTLY_BF16, pathlib.Path(path)).write()
     ids = W.prompt(seed, N_PROMPT, 256)

@@ -48,7 +48,7 @@ CASES = {
 
 
 class Pieces:
-    """The interface that torch2flm uses of a tokenizer with a sentencepiece model."""
+    """A tokenizer with a sentencepiece model, reduced to the functions that torch2flm calls."""
 
     bos_token, eos_token, unk_token, pad_token = "<s>", "</s>", "<unk>", None
     all_special_tokens = ["<s>", "</s>", "<unk>"]
@@ -97,7 +97,7 @@ def llama(vocab, width):
         for p in m.parameters():
             if p.ndim >= 2:
                 p.mul_(3 + torch.rand(p.shape[-1]) * 2)
-    m.config.__dict__["model_type"] = "llama"  # the exporter reads it there
+    m.config.__dict__["model_type"] = "llama"  # the exporter reads the model type from this dict
     return m.eval().float()
 
 
@@ -152,4 +152,4 @@ def main():
 if __name__ == "__main__":
     main()
     sys.stdout.flush()
-    os._exit(0)  # FastLLM's threads never exit
+    os._exit(0)  # exit at once, because FastLLM's threads never exit

@@ -114,21 +114,21 @@ for plain in ("f32", "f16", "bf16"):
     case("llama", plain, TINY, outtype=plain)
 for ftype in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"):
     case("llama", ftype.lower(), SMALL, ftype, pure=True)
-case("llama", "q4_1-mixed", FLAT, "Q4_1", **TIED)  # the embedding, tied: q8_0
+case("llama", "q4_1-mixed", FLAT, "Q4_1", **TIED)  # the tied embedding has type q8_0
 case("llama", "q4_k", WIDE, "Q4_K_M", pure=True, **TIED)
 case("llama", "q5_k", WIDE, "Q5_K_M", pure=True, **TIED)
 case("llama", "q6_k", WIDE, "Q6_K", **TIED)
 case(
     "llama", "q4_k_m", dict(WIDE, num_hidden_layers=2), "Q4_K_M", **TIED
-)  # v and down: q4_k, then q6_k
-case("llama", "q5_k_m", WIDE, "Q5_K_M", **TIED)  # v and down of a single layer: q6_k
+)  # v and down have type q4_k in the first layer, then q6_k
+case("llama", "q5_k_m", WIDE, "Q5_K_M", **TIED)  # v and down of the only layer have type q6_k
 case("mistral", "q8_0", FLAT, "Q8_0", head_dim=32)
 case("mistral", "q4_k_m", WIDE, "Q4_K_M", **TIED)
 case("qwen2", "q8_0", FLAT, "Q8_0", **TIED)
 case("qwen2", "q4_k_m", WIDE, "Q4_K_M", num_key_value_heads=1, **TIED)
 case(
     "qwen2", "q4_k_m-fallback", dict(SMALL, intermediate_size=256), "Q4_K_M", **TIED
-)  # rows are not a multiple of 256: q5_0 and q8_0
+)  # rows are not a multiple of 256, so that types fall back to q5_0 and q8_0
 case("qwen3", "q8_0", FLAT, "Q8_0", head_dim=32)
 case("qwen3", "q4_k_m", WIDE, "Q4_K_M", head_dim=64, num_key_value_heads=1, **TIED)
 # Codebook types, one per matrix, instead of those of llama-q4_k_m: random codes with scales that give weights of the usual magnitude, because llama-quantize
@@ -143,8 +143,9 @@ case(
 
 
 def converter(folder):
-    """llama.cpp's converter as a module. It imports a package for Mistral's own formats that is not needed here, and
-    identifies pre-tokenizers by a checksum of their output and lacks that of the tests."""
+    """llama.cpp's converter as a module. The package for Mistral's own formats, which the converter
+    imports, is replaced by a stub. The converter identifies pre-tokenizers by a checksum of their
+    output; the checksum of the test tokenizer is added to it."""
     import transformers  # noqa: F401  (it looks for that package too: not to see the stubs)
 
     stubs = ["mistral_common", "mistral_common.tokens", "mistral_common.tokens.tokenizers"]
@@ -167,7 +168,8 @@ def converter(folder):
             os.path.join(folder, "config.json")
         ) as f:  # transformers 5 would rename rope keys
             config = json.load(f)
-        # it reads this outside rope_scaling and otherwise uses Llama 3's value
+        # the converter reads this key outside rope_scaling, and uses Llama 3's value if it is
+        # absent
         return (
             dict(original_max_position_embeddings=64, **config)
             if "rope_scaling" in config
@@ -179,7 +181,8 @@ def converter(folder):
 
 
 def write_tokenizer(folder):
-    """Bytes, an end and a begin token, eight merges; the rest of the vocabulary is unused."""
+    """Write a tokenizer with 256 bytes, an end and a begin token, and eight merges; the rest of the
+    vocabulary is unused."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -234,7 +237,7 @@ def write_folder(folder, config, seed):
     model = empty_model(folder)
     shapes = {
         n: tuple(p.shape) for n, p in model.named_parameters()
-    }  # they do not contain a tied head
+    }  # the files do not contain a tied head
     W.write_safetensors(
         os.path.join(folder, "model.safetensors"),
         {n: W.tensor(seed, n, s) for n, s in shapes.items()},
@@ -269,7 +272,8 @@ def hf_name(name):
 
 
 def pairs_to_halves(x, n_heads):
-    """Reorder rows of heads: interleaved pairs in files of the architecture llama, two halves in transformers."""
+    """Reorder the rows of each head: files of the architecture llama interleave the pairs that RoPE
+    rotates, transformers stores them in two halves."""
     return (
         x.reshape(n_heads, x.shape[0] // n_heads // 2, 2, *x.shape[1:])
         .swapaxes(1, 2)
@@ -313,7 +317,7 @@ def load_packed(model, path, config):
 
 
 def codes_of(rng, kind, rows, cols):
-    """Bytes of a matrix whose weights have magnitude 1 / sqrt(cols)."""
+    """Return the bytes of a random matrix whose weights have magnitude 1 / sqrt(cols)."""
     import gguf
 
     name, t = kind.lower(), gguf.GGMLQuantizationType[kind]

@@ -311,14 +311,15 @@ def pixels(inputs):
 
 
 def conv_rows(a, patch):
-    """[3, H, W] as rows of a convolution's weight order, with its grid"""
+    """Return the patches of [3, H, W] as rows, in the element order of a convolution's weight, and
+    their grid."""
     h, w = a.shape[1] // patch, a.shape[2] // patch
     a = a[:, : h * patch, : w * patch].reshape(3, h, patch, w, patch)
     return a.transpose(1, 3, 0, 2, 4).reshape(h * w, -1), [h, w]
 
 
 def rows_of(c, inputs):
-    """Rows of all tiles, and the grid of each"""
+    """Return the rows of all tiles, and the grid of each tile."""
     values = inputs["pixel_values"]
     if "image_grid_thw" in inputs:
         return pixels(inputs), [inputs["image_grid_thw"][0].tolist()[1:]]
@@ -335,7 +336,7 @@ def rows_of(c, inputs):
 
 
 def samples_of_8_bits(c, p, rows):
-    """Rows before normalisation, as the integers that they are"""
+    """Undo the normalisation of rows; the results are integers."""
     last = c.model.startswith("gemma4")
     mean, std = np.array(p.image_mean or 0), np.array(p.image_std or 1)
     channel = (
@@ -357,7 +358,7 @@ def inputs_of(c, p, im):
 
 
 def shape(c, p, width, height):
-    """Grids of the tiles and checksum of the text; None: refused"""
+    """Return the grids of the tiles and the checksum of the text; None: the size is refused."""
     try:
         inputs = inputs_of(c, p, Image.new("RGB", (width, height)))
     except ValueError:
@@ -388,7 +389,8 @@ def entry(c, p, name):
 
 
 def horizontal_first():
-    """Pillow resizes along rows first; from version 13 on it sometimes does not."""
+    """Make Pillow resize along rows first, because its versions from 13 on sometimes resize along
+    columns first."""
     original = Image.Image.resize
 
     def resize(self, size, resample=None, *args, **kwargs):

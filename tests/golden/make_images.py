@@ -20,7 +20,7 @@ SAMPLES = 12
 
 
 def picture(width, height, channels, seed=0):
-    """Smooth colours with edges and some noise, as uint8 [height, width, channels]"""
+    """Draw smooth colours with edges and some noise, as uint8 [height, width, channels]."""
     y, x, c = np.meshgrid(
         np.arange(height), np.arange(width), np.arange(channels), indexing="ij", sparse=True
     )
@@ -50,7 +50,7 @@ def exif(orientation, big=True):
     return e.tobytes()
 
 
-# ---- PNG by hand: bit depths and interlacing that Pillow does not write ----
+# ---- PNG files made without Pillow, which does not write all bit depths and no interlacing ----
 
 
 def chunk(kind, data):
@@ -58,7 +58,7 @@ def chunk(kind, data):
 
 
 def packed(rows, depth):
-    """Rows of samples [height, n] as filtered bytes with filter 0 and 1 in turn"""
+    """Convert rows of samples [height, n] to filtered bytes; filters 0 and 1 alternate."""
     out = b""
     for y, row in enumerate(rows):
         if depth == 16:
@@ -162,7 +162,7 @@ def jpegs():
 
 
 def damaged(data):
-    """Some changed bytes of entropy-coded data: decoders continue with other colours."""
+    """Change some bytes of entropy-coded data; decoders then continue with other colours."""
     b = bytearray(data)
     at = len(b) * 3 // 4
     b[at : at + 3] = b"\x13\x57\x9b"
@@ -190,7 +190,8 @@ def webps():
 
 
 def gif_file(canvas, frame, palette, codes, background=0, control=b"", interlaced=False):
-    """codes: LZW data with a clear code before every 100 values, as sub-blocks"""
+    """Build a GIF file. codes: LZW data in sub-blocks, with a clear code before every 100
+    values."""
     x, y, w, h = frame
     bits = 0
     n = 0
@@ -322,7 +323,7 @@ def expected(name, data):
 
 
 def summary(a):
-    """Size, checksum, and samples for the message of a test that fails"""
+    """Return the size and checksum, and samples for the message of a test that fails."""
     flat = a.reshape(-1, 4)
     at = np.linspace(0, len(flat) - 1, SAMPLES).astype(int)
     return {

@@ -38,7 +38,8 @@ CASES = [
 
 
 class Rounded(DynamicCache):
-    """Rows are rounded when they are appended, and read back rounded. hair: relative noise added before rounding"""
+    """A cache whose rows are rounded when they are appended. hair: relative noise that is added
+    before rounding."""
 
     def __init__(self, k, v, turned, hair=0.0):
         super().__init__()
@@ -52,11 +53,11 @@ class Rounded(DynamicCache):
             )
             return torch.from_numpy(kv_types.kept(t, rows, self.turned).astype(np.float32))
 
-        if key.shape[-1] != value.shape[-1]:  # a latent and its key form one row
+        if key.shape[-1] != value.shape[-1]:  # a latent and its rotary key form one row
             row = torch.cat([key, value], -1)
             assert (
                 row.shape[1] == 1 and row.shape[-1] <= 32
-            )  # one group: independent of the order of the key
+            )  # there is one group, so the result does not depend on the order of the key's elements
             key, value = kept(self.types[0], row).split([key.shape[-1], value.shape[-1]], -1)
             return super().update(key, value, layer, *args, **kw)
         return super().update(
@@ -65,7 +66,8 @@ class Rounded(DynamicCache):
 
 
 class Near(DynamicCache):
-    """Rows are kept as they are; whether they are read rounded depends on their distance."""
+    """A cache that stores exact rows. The distance of a row decides whether attention reads its
+    rounded values."""
 
     def __init__(self, k, v, turned, recent, sinks, hair=0.0):
         super().__init__()

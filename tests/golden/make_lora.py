@@ -19,7 +19,7 @@ import weights as W
 
 torch.set_num_threads(1)
 OUT = os.path.join(W.HERE, "lora")
-CASES = {  # case: base, arguments for PEFT
+CASES = {  # name of the case: base model, arguments for PEFT
     "llama-all": ("llama-modern", dict(r=3, lora_alpha=5, target_modules="all-linear")),
     "llama-some": (
         "llama-modern",

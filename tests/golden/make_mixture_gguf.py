@@ -54,7 +54,7 @@ def pairs_to_halves(x, heads):
 
 
 def hub_tensors(c, values):
-    """Tensors that a Hugging Face folder of the same model would contain."""
+    """Return the tensors that a Hugging Face folder of this model would contain."""
     g, out = c["config"], {}
     kind = g["model_type"]
     outer = {
@@ -72,7 +72,7 @@ def hub_tensors(c, values):
         p = f"model.layers.{layer}."
         if (
             part == "attn_k_b"
-        ):  # [heads, rank, nope] and [heads, v, rank]: heads are concatenated on rows
+        ):  # [heads, rank, nope] and [heads, v, rank]: the heads are concatenated along the rows
             v = values[f"blk.{layer}.attn_v_b.weight"]
             out[p + "self_attn.kv_b_proj.weight"] = np.concatenate(
                 [x.swapaxes(1, 2), v], axis=1
@@ -159,7 +159,8 @@ def main():
     for name in sys.argv[1:] or M.CASES:
         for seed in range(1, 40):
             e, gap, wobble, shift = attempt(M.CASES[name], seed)
-            # neither rounding nor a 16-bit k_b may change the tokens, and the tokens must vary
+            # accept a prompt only if neither rounding nor a 16-bit k_b changes the tokens, and if
+            # the tokens vary
             if wobble < 3e-6 and gap > 0.01 and shift < 5e-4 and len(set(e["greedy"])) > 2:
                 break
         else:

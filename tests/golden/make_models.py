@@ -22,7 +22,7 @@ import other_models
 import weights as W
 
 torch.set_num_threads(1)
-N_PROMPT, N_GREEDY = 37, 8  # together more than one KV page
+N_PROMPT, N_GREEDY = 37, 8  # prompt and output together fill more than one KV page
 # cases that also store the stream after each layer
 HIDDEN = (
     "llama-smol",
@@ -61,8 +61,10 @@ def case(
     flat=False,
     **more,
 ):
-    """modern: commit the config as transformers 5 writes it, else as given. strip: a prefix to remove from tensor names. vision: the model is the text_config of
-    a wrapper of this type, without its other parts. flat: commit only that text_config, as it was published before the wrapper existed."""
+    """Define a case. modern: commit the config as transformers 5 writes it, else as given. strip: a
+    prefix to remove from tensor names. vision: the model is the text_config of a wrapper of this
+    type, without its other parts. flat: commit only the text_config, which is how the model was
+    published before the wrapper existed."""
     config = dict(model_type=model_type, **base)
     for k, v in more.items():
         if v is ...:
@@ -770,7 +772,7 @@ case(
     add_qkv_bias=True,
 )
 
-# --- families that only need data for the primitives above
+# --- families whose primitives occur in the families above
 case("gemma-plain", "gemma", GEMMA2, plus_one=True)
 case(
     "gemma-one-kv",
@@ -1188,7 +1190,8 @@ case(
     mlp_layer_types=["dense", "sparse", "sparse"],
     first_k_dense_replace=...,
 )
-# rows select among their positions; dimensions, heads and layers in the proportions of published models
+# an indexer selects the positions that a row attends to; dimensions, heads and layers have the
+# proportions of published models
 CHOOSES = dict(INDEXER, index_topk=11, index_n_heads=26)
 case("deepseek_v3-v32-chooses", "deepseek_v32", DSV3, **CHOOSES)
 case(
@@ -2550,7 +2553,8 @@ case(
     mamba_d_state=33,
 )
 
-# attention and a feed-forward with weights shared by layers in rotation, with low-rank matrices per layer; transformers shares them if the head is tied
+# layers share the weights of attention and feed-forward blocks in rotation, with low-rank matrices
+# per layer; transformers shares the weights if the head is tied
 ZAMBA2 = dict(
     vocab_size=131,
     hidden_size=60,
@@ -3093,7 +3097,8 @@ case(
     first_k_dense_replace=2,
     sliding_window=33,
 )
-# --- heads, rope tables and limits per kind of layer, gates per head; lists continue with MTP layers
+# --- heads, rope tables and limits per kind of layer, gates per head; lists per layer also have
+# elements for MTP layers
 STEP = dict(
     vocab_size=131,
     hidden_size=60,
@@ -3339,7 +3344,8 @@ case(
     attention_bias=True,
 )
 
-# --- models of 2026: averaged experts, rope in the opposite direction, sinks and bases per layer, latents with factors, convolutions with windows
+# --- models of 2026: averaged experts, RoPE in the opposite direction, attention sinks and RoPE
+# bases per layer, latents with factors, convolutions with windows
 COHERE2_MOE = dict(
     {
         k: v
@@ -3607,7 +3613,7 @@ case(
     vision="glm4v",
     hidden_size=64,
     head_dim=...,
-    attention_bias=False,  # its code has them nevertheless
+    attention_bias=False,  # the model's code has biases nevertheless
     **GLM_V,
 )
 case(
@@ -4047,8 +4053,9 @@ def rounded_weights(c, shapes, seed):
 
 
 def as_published(c, shapes):
-    """Undo changes of transformers 5: it splits OLMo-Hybrid's convolution into three equal parts, whatever the sizes of q, k and v, gives the second norm of all layers
-    one name, and gives Kimi Linear's dense layers the names of MoE layers."""
+    """Undo changes of transformers 5: it splits OLMo-Hybrid's convolution into three equal parts,
+    whatever the sizes of q, k and v, gives the second norm of all layers one name, and it names
+    Kimi Linear's dense layers like MoE layers."""
     if c["config"]["model_type"] == "kimi_linear" and not c["modern"]:
         return {re.sub(r"block_sparse_moe\.(\w+_proj)", r"mlp.\1", n): s for n, s in shapes.items()}
     if c["config"]["model_type"] != "olmo_hybrid":
@@ -4072,13 +4079,14 @@ def as_published(c, shapes):
 
 
 def transformers_model(c, seed):
-    """(shapes, config as committed, function ids -> logits in fp32, the same in fp64)"""
+    """Return the shapes, the config as committed, a function from ids to logits in fp32, and such a
+    function in fp64."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.models.mistral4.modeling_mistral4 import Mistral4ForCausalLM
 
     auto = AutoModelForImageTextToText if c["vision"] else AutoModelForCausalLM
     create = auto.from_config
-    if c["config"]["model_type"] == "mistral4":  # a class without an entry in the Auto classes
+    if c["config"]["model_type"] == "mistral4":  # the Auto classes have no entry for this class
         auto, create = Mistral4ForCausalLM, Mistral4ForCausalLM._from_config
     if c["vision"]:
         inner = c["config"]
@@ -4148,7 +4156,8 @@ def transformers_model(c, seed):
             output_loading_info=True,
         )
         given = rounded_weights(c, shapes, seed)
-        for n, p in model.named_parameters():  # some classes recreate their embedding after loading
+        # load the embedding again, because some classes recreate it after loading
+        for n, p in model.named_parameters():
             if n in given and list(p.shape) == shapes[n]:
                 p.data.copy_(torch.from_numpy(given[n]))
         problems = {k: v for k, v in info.items() if v and k != "missing_keys"}
@@ -4168,7 +4177,7 @@ def transformers_model(c, seed):
         return run(ids, model.double())
 
     def hidden(ids):
-        """The stream after each layer [layers, len(ids), hidden]"""
+        """Return the stream after each layer: [layers, len(ids), hidden]."""
         layers = next(
             m
             for n, m in model.named_modules()

@@ -35,7 +35,7 @@ MODELS = [
     "ernie4_5_moe-plain",
     "step3p5-plain",
 ]
-# settings of a model with one layer, that of the head
+# settings of a model with only one layer, which is the layer of the head
 ONE = {
     "qwen3_next": dict(layer_types=["full_attention"]),
     "qwen3_5": dict(layer_types=["full_attention"]),
@@ -52,7 +52,7 @@ ONE = {
         moe_layers_enum=None,
     ),
 }
-WRAPPED = {"step3p5": "step3p7"}  # the class is the language model of this one
+WRAPPED = {"step3p5": "step3p7"}  # the model type is the language model inside this one
 OUT = os.path.join(W.HERE, "mtp", "heads.json")
 GUESSES = 4
 

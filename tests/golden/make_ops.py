@@ -88,7 +88,8 @@ class Case:
         return self.none() if t is None else self.arg(f"vector {t.numel()} {numbers(t)}")
 
     def pool(self, mla, kv_heads, k_dim, v_dim, dtype, k=None, v=None, seqs=None):
-        """k, v: initial contents, the rows of all sequences concatenated; seqs: number of rows of each."""
+        """Add a KV pool. k, v: initial contents: the concatenated rows of all sequences; seqs:
+        number of rows of each sequence."""
         text = f"pool {int(mla)} {kv_heads} {k_dim} {v_dim} {dtype}"
         if k is None:
             return self.arg(text + " 0")
@@ -98,11 +99,11 @@ class Case:
         )
 
     def state(self, heads, rows, cols, t):
-        """contents of a pool of recurrent states: t [sequences, heads, rows, cols]"""
+        """Add a pool of recurrent states with the contents t [sequences, heads, rows, cols]."""
         return self.arg(f"state {heads} {rows} {cols} {t.shape[0]} {numbers(t)}")
 
     def room(self, n, kind="f32"):
-        """an output of n elements, which the test fills with garbage"""
+        """Add an output of n elements, which the test fills with garbage."""
         self.last_room = self.n_arg
         return self.arg(f"room {kind} {n}")
 
@@ -151,7 +152,8 @@ def angles(pos, dims, theta=100.0):
 
 
 def rotate(x, ang, style):
-    """x [T, heads, R]; by complex multiplication, unlike the implementation"""
+    """Rotate x [T, heads, R] by complex multiplication; the implementation uses other
+    arithmetic."""
     half = ang.shape[-1] // 2
     turn = torch.complex(ang[:, None, :half], ang[:, None, half:])
     if style == "half":
@@ -254,9 +256,9 @@ Case("gather_rows", "two", width=3).step([0, 1, 2, 3], out_row=[1, 3]).f32(x).ro
 ).end()
 
 
-# --- attention: torch's own, with mask and biases as an additive matrix
+# --- attention: computed by torch, with mask and biases as an additive matrix
 def slopes(heads, max_bias=8.0):
-    """Slopes as in the appendix of the ALiBi paper: recursion over the nearest power of two"""
+    """Return ALiBi slopes by the recursion over powers of two in the paper's appendix."""
 
     def power(n):
         start = 2 ** (-max_bias / n)
@@ -285,7 +287,7 @@ def attend(
     if both:
         seen = (j - p).abs() < window if window else torch.ones_like(seen)
     s = s.masked_fill(~seen, -math.inf)
-    if sink is not None:  # one more column with value 0
+    if sink is not None:  # a sink is one more column, with value 0
         s = torch.cat([s, sink[:, None, None].expand(-1, s.shape[1], 1)], -1)
     return torch.einsum("htj,jhd->thd", s.softmax(-1)[..., : k.shape[0]], v)
 
@@ -338,7 +340,7 @@ for name, heads, kv, dim, v_dim, cap, window, prefix, alibi, dtype in ATT:
         False, kv, dim, v_dim, dtype, k, v, seqs
     ).none().vector(sink).room(6 * heads * v_dim).out(y).end()
 
-# The op appends rows to a page. This case checks the position of each element.
+# This case checks at which position of a page the op writes each element.
 k, v = rnd(35, 2, 4), rnd(35, 2, 3)
 page = 32 * 2 * (4 + 3)
 want = torch.zeros(2, page)
@@ -359,7 +361,7 @@ Case("mla_append", "pages", kv_rank=5, rope_dim=2).step(list(range(35))).f32(c).
     True, 1, 7, 0, "f32"
 ).none().out(want, 2).end()
 
-# MLA: expanded keys and values, then plain attention (the unabsorbed form)
+# MLA in the unabsorbed form: keys and values are expanded, and plain attention follows
 heads, rank, nope, rope, v_dim = 3, 5, 4, 2, 6
 c, r, q = rnd(40, rank), rnd(40, rope), rnd(3, heads, nope + rope)
 k_b, v_b = rnd(heads * nope, rank), rnd(heads * v_dim, rank)
@@ -672,7 +674,7 @@ for name, shared, mix, scale, act, limit in (
     case = case.weight(sd) if shared else case.none()
     (case.none() if mix else case.f32(r)).room(15).out(y).end()
 
-# latent attention in the two forms after fusion: the number of rows determines the form
+# latent attention in its two fused forms; the number of rows determines the form
 heads, rank, nope, rope, v_dim = 3, 5, 4, 2, 6
 c, r, q = rnd(40, rank), rnd(40, rope), rnd(3, heads, nope + rope)
 k_b, v_b = rnd(heads * nope, rank), rnd(heads * v_dim, rank)
@@ -769,14 +771,15 @@ for form, expand in (("absorbed", 0), ("expanded", 3)):
         )
         case.room(3 * heads * (rank + rope)).out(wide).none().out(page, 7).end()
 
-# gates per group of a row, per element
+# gates per group of a row, and gates per element
 for groups in (3, 12):
     x, s = rnd(2, 12), rnd(2, groups)
     Case("gate_mul", f"groups{groups}", width=12, groups=groups, gate="sigmoid").step([0, 1]).f32(
         x
     ).f32(s).room(24).out(x * torch.sigmoid(s).repeat_interleave(12 // groups, 1)).end()
 
-# Recurrent states: the first sequence continues after position 4, the second starts and ignores the old contents of its slot; more and fewer rows than the window
+# Recurrent states: the first sequence continues after position 4, the second starts and must ignore
+# the old contents of its slot. One has more rows than the window, the other fewer
 POS, SEQ = [4, 5, 6, 7, 8, 0, 1], [0, 0, 0, 0, 0, 1, 1]
 for gate, taps, bias in (("silu", 4, None), ("none", 5, rnd(3)), ("none", 2, rnd(3))):
     width, n = 3, [5, 2]
@@ -961,7 +964,8 @@ Case("clamp", "plain", width=7, limit=0.6).step([0, 1]).f32(x).room(14).out(
 
 
 def mixer(x, top_k, jitter):
-    """The published algorithm: a threshold relative to each score, a softmax over the remaining scores, then the best one is masked"""
+    """Select experts by the published algorithm: apply a threshold relative to each score and a
+    softmax over the remaining scores, mask the best expert, and repeat."""
     scores, masked, ids, wt = x, x, [], []
     for _ in range(top_k):
         top, best = masked.max(-1, keepdim=True)

@@ -44,7 +44,8 @@ PROMPT = ids(20, 7)
 
 
 def base(path, intermediate=96):
-    """Columns of unequal magnitude, as in real models: otherwise column orders and channel scales would have no effect."""
+    """Build the base model. Its columns have unequal magnitudes like those of real models; with
+    equal ones, column orders and channel scales would have no effect."""
     torch.manual_seed(3)
     m = LlamaForCausalLM(
         LlamaConfig(
@@ -78,7 +79,7 @@ def base(path, intermediate=96):
 
 
 def deepseek(path):
-    """Latent attention, whose kv_b is split by rows per head, and experts."""
+    """Build a model with experts and latent attention, whose kv_b is split by rows per head."""
     torch.manual_seed(4)
     m = DeepseekV3ForCausalLM(
         DeepseekV3Config(
@@ -230,7 +231,7 @@ def awq_gemv(src, folder):
         max_calib_seq_len=64,
     )
     m.save_quantized(folder)
-    return None, 0  # no forward without a GPU
+    return None, 0  # the package cannot run the model without a GPU
 
 
 def fp8(src, folder):
@@ -278,7 +279,7 @@ def four_bits(kind, nested):
         import bitsandbytes.functional as F
         from bitsandbytes.backends.default.ops import (
             _dequantize_4bit_compute as values,
-        )  # layout of all devices but CPUs, where each row starts a block
+        )  # on all devices except CPUs the layout starts a block at each row
 
         ours = S.dense(folder)
         for name, layer in m.named_modules():
@@ -296,7 +297,8 @@ def four_bits(kind, nested):
                     torch.float32,
                 )
                 assert (theirs.numpy() == ours[name + ".weight"]).all(), name
-        return None, 0  # on a processor with bf16 multiplication it uses that
+        # not compared: on a processor with bf16 multiplication the package computes in bf16
+        return None, 0
 
     return make
 
@@ -313,7 +315,7 @@ def modelopt(config):
                 rule["cfg"]["block_sizes"][-1] = 32
         mtq.quantize(m, c, lambda q: [q(ids(64, i)) for i in range(4)])
         export_hf_checkpoint(m, export_dir=folder)
-        return None, 0  # it also quantises activations
+        return None, 0  # not compared, because the package also quantises activations
 
     return make
 
@@ -368,7 +370,7 @@ def mlx(**how):
         with open(os.path.join(src, "config.json")) as f:
             c = json.load(f)
         with open(os.path.join(src, "config.json"), "w") as f:
-            json.dump({**c, "rope_theta": 500.0}, f)  # read from here
+            json.dump({**c, "rope_theta": 500.0}, f)  # the package reads rope_theta from this key
         mx.set_default_device(mx.cpu)
         convert(src, mlx_path=folder, quantize=True, **how)
         m, _ = load(folder)
@@ -397,7 +399,8 @@ def hqq_folder(src, folder, bits):
     AutoHQQHFModel.save_to_safetensors(m, folder)
     with open(os.path.join(folder, "config.json")) as f:
         c = json.load(f)
-    c["quantization_config"] = {"quant_method": "hqq"}  # normally stored in a torch file
+    # the package normally stores this key in a torch file
+    c["quantization_config"] = {"quant_method": "hqq"}
     with open(os.path.join(folder, "config.json"), "w") as f:
         json.dump(c, f)
     ours = S.dense(folder)
@@ -432,7 +435,7 @@ def quanto(kind):
 
 
 def quark(spec, **kw):
-    """AMD Quark: exported, and compared with its own import of the folder."""
+    """Export with AMD Quark, and compare with Quark's own import of the folder."""
 
     def make(src, folder):
         from quark.torch import ModelQuantizer, export_safetensors
@@ -483,7 +486,8 @@ def fp8_powers(src, folder):
 
 
 def metal(src, folder):
-    """transformers' own affine form; its kernels need a Mac, its dequantiser runs in torch."""
+    """Write transformers' own affine form. Its kernels need a Mac, but its dequantiser runs in
+    torch."""
     from transformers.integrations import metal_quantization as M
 
     out = {}
@@ -506,7 +510,7 @@ def metal(src, folder):
 
 
 def bitnet(src, folder):
-    """transformers' packing; its layer also rounds activations."""
+    """Pack by transformers, whose layer also rounds activations."""
     from transformers.integrations.bitnet import pack_weights, unpack_weights
 
     out = {}
@@ -544,7 +548,7 @@ def int8(src, folder):
         device_map="cpu",
     )
     m.save_pretrained(folder)
-    return m, 8e-2  # its activations are also int8
+    return m, 8e-2  # the tolerance is large because the package also rounds activations to int8
 
 
 CASES = {
@@ -615,8 +619,8 @@ def round_inputs(model, config):
 
 
 def logits(folder):
-    """Logits of transformers in fp32 with the dequantised values of the folder, under "declared" with
-    activations rounded as the folder declares it, if per token."""
+    """Compute logits by transformers in fp32 with the dequantised values of the folder. "declared":
+    with activations rounded as the folder declares, if it declares rounding per token."""
     plain = folder + "-plain"
     os.makedirs(plain)
     with open(os.path.join(folder, "config.json")) as f:
@@ -646,7 +650,8 @@ def logits(folder):
 
 def main(names):
     with tempfile.TemporaryDirectory() as tmp:
-        os.chdir(tmp)  # packages write logs to the working directory
+        # run in a temporary directory, because packages write logs to the working directory
+        os.chdir(tmp)
         for name in names or CASES:
             src = os.path.join(tmp, f"base-{name}")
             if name == "fp8-deepseek":

@@ -35,8 +35,8 @@ OFF = {
     "typical_p": 0.0,
     "min_keep": 0,
 }
-END = 7  # a stop token: for llama.cpp's infill an end of the text
-# several begin with others; several are equal in their first bytes only
+END = 7  # a stop token; llama.cpp's infill treats it like an end of the text
+# strings of the tokens; some are prefixes of others, some share only their first bytes
 PIECES = [f"{a}{b}" for a in ("", "a", "ab", "abc", "b", "ba", "c", "xa") for b in "abcdéf"]
 PROMPT = [2, 5, 5, 1, 30, 31, 32, 33, 2, 5, 40]
 OUTPUT = [4, 30, 31, 32, 8, 4, 30, 31, 32]
@@ -45,7 +45,7 @@ SAME = [6] * 12
 
 
 def dry_limit(tokens, breakers):
-    """Return the number of last tokens that no breaker divides."""
+    """Return the number of tokens after the last breaker."""
     for i in range(len(tokens)):
         at = len(tokens) - 1 - i
         match = [b for b in breakers if tokens[at : at + len(b)] == b]
@@ -151,7 +151,8 @@ def keep_only(logits, ids):
 
 
 def combine(p, ids):
-    """Add up tokens of which one begins with the other's text: the likelier one gets the sum."""
+    """Merge tokens where the text of one is a prefix of the other's text: the likelier token gets
+    the sum of the probabilities."""
     p, left = p.copy(), set(ids)
     for a in ids:
         for b in ids:
@@ -180,7 +181,7 @@ def infill(logits, pieces):
 
 
 def step(letter, logits, o, prompt, output, breakers, xtc, pieces):
-    """One sampler of llama.cpp."""
+    """Apply one sampler of llama.cpp."""
     order = [i for i in np.argsort(-logits, kind="stable") if logits[i] > -np.inf]
     p, n = softmax(logits), len(order)
     if letter == "e":
@@ -230,7 +231,7 @@ def chain(logits, o, prompt, output, breakers, order):
 
 
 def orders():
-    """Cases with an order of their own, or with min_keep."""
+    """Yield cases with a different order of samplers, or with min_keep."""
     most = {
         "repetition_penalty": 1.4,
         "frequency_penalty": 0.3,
@@ -343,7 +344,7 @@ def cases():
 
 
 def lcg_logits(seed, n, deviation):
-    """Logits that the test can make too: sums of twelve uniform numbers."""
+    """Return logits that the test in C can compute too: sums of twelve uniform numbers."""
     out, r = [], seed
     for _ in range(n):
         x = -6.0
@@ -402,7 +403,7 @@ def main():
                     ids, p, after = mirostat(version, tau, eta, mu, temperature, x)
                     head = [version, tau, eta, mu, temperature, seed, n, deviation, len(ids)]
                     f.write(" ".join(map(number, head)) + "\n")
-                    few = min(len(ids), 40)  # a part of the kept ones is enough
+                    few = min(len(ids), 40)  # at most 40 of the kept tokens are written
                     for i in np.linspace(0, len(ids) - 1, few).astype(int):
                         f.write(f"{ids[i]} {number(p[i])} {number(after[i])}\n")
 

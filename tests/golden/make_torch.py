@@ -64,7 +64,9 @@ def main():
         "e5m2": torch.randn(8).to(torch.float8_e5m2),
         "u16": torch.arange(4).to(torch.uint16),
     }
-    linear = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4)).state_dict()  # carries _metadata
+    linear = nn.Sequential(
+        nn.Linear(3, 4), nn.LayerNorm(4)
+    ).state_dict()  # the state dict of a module also has _metadata
     for name, what, how in [
         ("zip", every, {}),
         ("old", every, dict(_use_new_zipfile_serialization=False)),

@@ -17,13 +17,14 @@ import weights as W
 
 torch.set_num_threads(1)
 CASES = {}
-IMAGE = 5  # token of an image
-EXPERTS = dict(experts_implementation="eager")  # in double precision too
+IMAGE = 5  # token that stands for a row of an image
+# the implementation that also works in double precision
+EXPERTS = dict(experts_implementation="eager")
 
 
 def case(name, config, grids, *, dtype="f32", plus_one=False, inputs, tokens):
-    """grids: rows and columns of patches of each image. inputs(pixels, grids, ids): keyword arguments of the model.
-    tokens(grid): number of tokens of an image."""
+    """Define a case. grids: rows and columns of patches of each image. inputs(pixels, grids, ids):
+    keyword arguments of the model. tokens(grid): number of tokens of an image."""
     assert name not in CASES
     CASES[name] = dict(
         config=config, grids=grids, dtype=dtype, plus_one=plus_one, inputs=inputs, tokens=tokens
@@ -190,7 +191,8 @@ def qwen2_vl(vision=None, **more):
 
 
 def in_squares(side):
-    """Inputs of the Qwen models: patches of merged squares together, two equal frames"""
+    """Return inputs of the Qwen models: the patches of a merged square are adjacent, and each image
+    is two equal frames."""
 
     def inputs(pixels, grids, ids):
         p = [W.squares(x.numpy(), h, w, side, 2) for x, (h, w) in zip(pixels, grids)]
@@ -234,7 +236,7 @@ def qwen2_5_vl(vision=None, **more):
     )
 
 
-# windows of 2 x 2 squares of patches; the last ones of a row or column are smaller
+# windows of 2 x 2 squares of patches; the last windows of a row or column are smaller
 case(
     "qwen2_5_vl-plain",
     qwen2_5_vl(),
@@ -386,7 +388,7 @@ def pixtral(kind="mistral3", text=None, vision=None, **more):
 
 
 def padded(pixels, grids, ids):
-    """Images of several sizes in a batch of the largest height and width"""
+    """Return images of several sizes in one batch, padded to the largest height and width."""
     sizes = [tuple(p.shape[1:]) for p in pixels]
     x = torch.zeros((len(pixels), 3, *(max(s) for s in zip(*sizes))), dtype=pixels[0].dtype)
     for i, p in enumerate(pixels):
@@ -525,7 +527,7 @@ def tensors(model):
 
 
 def saved_names(model, values):
-    """Names and values as save_pretrained writes them."""
+    """Return names and values of tensors as save_pretrained writes them."""
     with tempfile.TemporaryDirectory() as d:
         model.save_pretrained(d)
         from safetensors import safe_open
@@ -602,8 +604,9 @@ RUNS = {}  # processors of cases that `llmc run` is tested with
 
 
 def run_case(name, tokens, processor=None, call=None, first=11, **preprocessor):
-    """tokens(n): image tokens, given the tensors of the processor. call: what the model's processor passes to that of
-    images. first: first token of the prompt"""
+    """Define a case for `llmc run`. tokens(n): image tokens, given the tensors of the processor.
+    call: arguments that the model's processor passes to the image processor. first: first token of
+    the prompt"""
     RUNS[name] = dict(
         call=call or {},
         first=first,
@@ -732,8 +735,8 @@ run_case(
 
 
 def make_run(name, new=8):
-    """image.png, and <case>/run.json: the files of a processor, a prompt with this image, and the tokens that
-    transformers generates after it."""
+    """Write image.png, and <case>/run.json: the files of a processor, a prompt with this image, and
+    the tokens that transformers generates after the prompt."""
     from PIL import Image
     from transformers import AutoImageProcessor, AutoModelForImageTextToText
 
@@ -791,7 +794,7 @@ CHATS = {
 
 
 def processor_of(name, image, tok):
-    """The processor of the model's class in transformers"""
+    """Return the processor that transformers has for the model's class."""
     import transformers
     import tiny_vision
 
@@ -857,8 +860,9 @@ def chats_of(name, folder, chats, new):
 
 
 def make_chats(new=8):
-    """chats.json: conversations with images, their prompts and greedy answers, by the processors and models of
-    transformers on the folders of tests/serve/tiny_vision.py. "low": images are not cut into tiles."""
+    """Write chats.json: conversations with images, their prompts, and greedy answers. Processors
+    and models of transformers make them from the folders of tests/serve/tiny_vision.py. "low":
+    images are not cut into tiles."""
     sys.path.insert(0, os.path.join(W.HERE, "..", "serve"))
     import tiny_vision
     from PIL import Image

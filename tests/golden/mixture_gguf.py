@@ -20,7 +20,8 @@ CASES = {}
 
 
 def case(name, config, types, **more):
-    """types: [(part of a tensor's name, type)], the first match applies; older, nextn: variants of the file"""
+    """Define a case. types: [(part of a tensor's name, type)], the first match applies; older,
+    nextn: variants of the file."""
     CASES[name] = dict(config=config, types=types, older=False, nextn=0) | more
 
 
@@ -98,7 +99,8 @@ case(
         ("", Q.Q4_K),
     ],
 )
-# older than the absorbed form: kv_b in one tensor, full head sizes, no gating function and no groups
+# an old file, from before the absorbed form: kv_b is one tensor, head sizes are full, there is no
+# gating function and no groups
 case(
     "deepseek2-older-q8_0",
     dict(V2, hidden_size=160, kv_lora_rank=32, num_attention_heads=5, num_key_value_heads=5),
@@ -116,7 +118,8 @@ V3 = dict(
     topk_method="noaux_tc",
     scoring_func="sigmoid",
 )
-# rank 40 is not a multiple of a block: v_b remains in 16 bits, but k_b has rows of nope_dim; an MTP layer
+# rank 40 is not a multiple of a block, so v_b remains in 16 bits; k_b is quantised, because its
+# rows have nope_dim elements. The file has an MTP layer
 case(
     "deepseek2-v3-nextn",
     dict(V3, kv_lora_rank=40, rope_scaling=dict(YARN, mscale=1.0, mscale_all_dim=1.0)),
@@ -132,7 +135,7 @@ MOE = dict(
     head_dim=32,
     intermediate_size=96,
 )
-# moe_intermediate_size 96: down in Q5_0 and Q8_0 where Q4_K_M would have Q4_K and Q6_K
+# with moe_intermediate_size 96, down has types Q5_0 and Q8_0 where Q4_K_M would have Q4_K and Q6_K
 case(
     "qwen3moe-q4_k_m",
     dict(
@@ -303,8 +306,8 @@ def plain(seed, name, shape):
 
 
 def random_k_blocks(seed, name, shape, kind):
-    """Rows of Q4_K, Q5_K or Q6_K, which the gguf package reads but does not write: any bytes are valid codes, only the scales
-    must be reasonable."""
+    """Return random rows of Q4_K, Q5_K or Q6_K, which the gguf package reads but does not write.
+    Any bytes are valid codes; only the scales must have a usual magnitude."""
     blocks, size = int(np.prod(shape)) // 256, gguf.GGML_QUANT_SIZES[kind][1]
     start = np.uint64(int.from_bytes(name.encode()[-7:], "little") ^ (seed << 40) ^ len(name) << 56)
     with np.errstate(over="ignore"):
@@ -336,7 +339,8 @@ def tensor_type(c, name, shape):
 
 
 def stored(c, seed):
-    """name -> (type, bytes in the file), and name -> values that the gguf package reads from them"""
+    """Return {name: (type, bytes in the file)}, and {name: values that the gguf package reads from
+    these bytes}."""
     raw, values = {}, {}
     for name, shape in shapes(c).items():
         kind = tensor_type(c, name, shape)
@@ -350,7 +354,7 @@ def stored(c, seed):
 
 
 def write(path, c, seed, change=None):
-    """change(writer keys, raw tensors): makes the file inconsistent"""
+    """Write the file. change(writer keys, raw tensors) makes it inconsistent."""
     g, arch = c["config"], ARCH[c["config"]["model_type"]]
     latent = "kv_lora_rank" in g
     blocks = g["num_hidden_layers"] + c["nextn"]

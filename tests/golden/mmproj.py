@@ -21,7 +21,7 @@ ARCH = {
     "gemma3_text": "gemma3",
     "lfm2": "lfm2",
 }
-# token of an image in the prompts of a model, by the type of its tower
+# type of a tower: token that stands for an image in prompts of its model
 TOKENS = {
     "idefics3": "<image>",
     "mlp": "<image>",
@@ -54,7 +54,7 @@ def values(case):
 
 
 def text_names(tensors):
-    """Tensors of the language model by the names that models without images have"""
+    """Return the tensors of the language model, under the names that models without images use."""
     out = {}
     for name, x in tensors.items():
         if re.search(r"vis(ion|ual)|multi_modal_projector|connector", name):
@@ -117,7 +117,8 @@ def text_keys(w, case, arch, config):
 
 
 def put(w, name, x, narrow):
-    """narrow: matrices in bf16, as the converter stores them; the rest is fp32"""
+    """Add a tensor to the file. narrow: matrices are stored in bf16, as by the converter; other
+    tensors are fp32."""
     x = np.ascontiguousarray(x, np.float32)
     if not narrow or x.ndim < 2 or "position_embd" in name:
         w.add_tensor(name, x)
@@ -126,7 +127,7 @@ def put(w, name, x, narrow):
 
 
 def write_text(path, case, tokens=None, keys=None):
-    """tokens: strings of the vocabulary"""
+    """Write the file of the language model. tokens: strings of the vocabulary."""
     config = case.config["text_config"]
     arch = ARCH[config["model_type"]]
     w = gguf.GGUFWriter(str(path), arch)
@@ -169,7 +170,8 @@ def qkv(name, x):
 
 
 def tower_tensors(case, kind):
-    """Names and values before the name map of the package applies; a name of GGUF begins with =."""
+    """Return names and values of tensors, before the package's name map is applied. A name that
+    starts with = is already a GGUF name."""
     vision = case.config["vision_config"]
     heads = vision.get("num_attention_heads")
     for name, x in values(case).items():
@@ -217,7 +219,8 @@ def tower_tensors(case, kind):
 
 
 def depth_of(case):
-    """Layers of the tower up to the one whose rows are used; files have no others."""
+    """Return the number of tower layers up to the layer whose rows are used; files omit the
+    others."""
     v, layer = case.config["vision_config"], case.config.get("vision_feature_layer")
     depth = v.get("depth") or v["num_hidden_layers"]
     if kind_of(case) == "mlp":
@@ -314,8 +317,8 @@ BLOCK = {
 
 
 def write_tower(path, case, change=None, keys=None):
-    """change(tensors): other tensors by name. keys: integers below clip.vision that replace those of the case; None
-    removes one."""
+    """Write the file of the tower. change(tensors) changes tensors by name. keys: integers below
+    clip.vision that replace those of the case; None removes a key."""
     kind = kind_of(case)
     w = gguf.GGUFWriter(str(path), "clip")
     tower_keys(w, case, kind)

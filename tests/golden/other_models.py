@@ -12,7 +12,7 @@ def rms(x, w, eps):
 
 
 def half_rope(x, pos, theta):
-    """x [T, heads, d]; rotate_half convention"""
+    """Rotate x [T, heads, d] in the rotate_half convention."""
     d = x.shape[-1]
     a = pos[:, None].to(x.dtype) / theta ** (torch.arange(0, d, 2, dtype=x.dtype) / d)
     c, s = torch.cat([a, a], -1).cos()[:, None], torch.cat([a, a], -1).sin()[:, None]
@@ -21,7 +21,8 @@ def half_rope(x, pos, theta):
 
 
 def softmax_attention(q, k, v, seen, bias=None):
-    """q [T, H, d], k and v [T, K, d]; seen [T, T]"""
+    """Compute attention of q [T, H, d] over k and v [T, K, d]; seen [T, T]: the positions that a
+    row attends to."""
     k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
     s = torch.einsum("thd,jhd->htj", q, k) / math.sqrt(q.shape[-1])
     if bias is not None:
@@ -95,7 +96,8 @@ class Baichuan:
 
 
 class ChatGLM1:
-    """Prompt: any tokens, gmask, bos. Positions stop at the mask; after bos the second position counts."""
+    """ChatGLM-6B. A prompt is any tokens, gmask and bos. The first position stays at gmask's; from
+    bos on the second position counts up."""
 
     def __init__(self, c):
         self.c = c
@@ -328,7 +330,7 @@ class LlamaLike:
         self.theta, self.width = c.get("rope_theta", 10000.0), c["intermediate_size"]
 
     def rows(self, i):
-        """rows of a layer's matrices"""
+        """Return the number of rows of each matrix of a layer."""
         h, f, d = self.c["hidden_size"], self.width, self.dim
         return dict(
             n1=[h],
@@ -361,7 +363,7 @@ class LlamaLike:
         )
 
     def factors(self):
-        """factors of the embedding, of block outputs, of the logits"""
+        """Return the factors of the embedding, of block outputs, and of the logits."""
         return 1.0, 1.0, 1.0
 
     def norm(self, x, w, b):
@@ -422,7 +424,7 @@ class MiniCPM(LlamaLike):
 
 
 class Pangu(LlamaLike):
-    """`bias`: on q, k, v and o"""
+    """Pangu. bias: q, k, v and o have biases."""
 
     def __init__(self, c):
         super().__init__(c)
@@ -486,7 +488,8 @@ class Qwen(LlamaLike):
 
 
 class DeepSeek(LlamaLike):
-    """DeepSeekMoE: softmax over all experts, top k with or without renormalisation, and shared experts; the first layers are dense."""
+    """DeepSeekMoE: a softmax over all experts, top-k selection with or without renormalisation, and
+    shared experts; the first layers are dense."""
 
     def __init__(self, c):
         super().__init__(c)

@@ -23,7 +23,7 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6],
 
 
 def read(path):
-    """name -> (type, array)"""
+    """Return {name: (type, array)}."""
     with open(path, "rb") as f:
         raw = f.read()
     n = struct.unpack("<Q", raw[:8])[0]
@@ -64,7 +64,8 @@ def floats(kind, x):
 
 
 def bits_along(words, bits, axis):
-    """Fields of a stream of 32-bit words along an axis, lowest bits first; a field may cross a word boundary."""
+    """Extract the bit fields of a stream of 32-bit words along an axis, lowest bits first; a field
+    may cross a word boundary."""
     w = np.moveaxis(words, axis, -1)
     stream = np.unpackbits(
         np.ascontiguousarray(w).view(np.uint8).reshape(*w.shape[:-1], -1),
@@ -79,14 +80,15 @@ def bits_along(words, bits, axis):
 
 
 def spread(scale, rows, cols, block=None):
-    """Expand scales to elements: [out, groups], [out], a single one, or a grid of blocks."""
+    """Expand scales to one per element. Scales have shape [out, groups] or [out], or are a single
+    scale or a grid of blocks."""
     s = scale.reshape(scale.shape[0] if scale.ndim else 1, -1)
     br, bc = block or (-(-rows // s.shape[0]), -(-cols // s.shape[1]))
     return s[np.arange(rows) // br][:, np.arange(cols) // bc]
 
 
 def powers(kind, x):
-    """Scales; bytes are exponents of two."""
+    """Convert stored scales to floats; bytes are exponents of two."""
     return (
         np.exp2(x.astype(np.float64) - 127).astype(np.float32)
         if kind in ("U8", "F8_E8M0")
@@ -95,12 +97,13 @@ def powers(kind, x):
 
 
 def pairs(x):
-    """[.., n] bytes to [.., 2 n] codes, the first of two in the low nibble"""
+    """Split [.., n] bytes into [.., 2 n] codes; the low nibble is the first code."""
     return np.stack([x & 15, x >> 4], -1).reshape(*x.shape[:-1], -1)
 
 
 def flat(t, name):
-    """bitsandbytes, 4 bits: the first of two in the high nibble, blocks over all elements."""
+    """Dequantise 4-bit codes of bitsandbytes: the high nibble is the first code, and blocks run
+    over all elements of the matrix."""
     get = lambda k: t[f"{name}.weight{k}"][1]  # noqa: E731
     said = json.loads(
         next(v[1].tobytes() for k, v in t.items() if k.startswith(f"{name}.weight.quant_state."))
@@ -118,7 +121,8 @@ def flat(t, name):
 
 
 def module(t, name, config):
-    """The matrix [out, in] of a module in fp32; None if its tensors have no known format."""
+    """Return the matrix [out, in] of a module in fp32, or None if its tensors have no known
+    format."""
     has = {k[len(name) + 1 :]: v for k, v in t.items() if k.startswith(name + ".")}
     get = lambda k: floats(*has[k])  # noqa: E731
     if "qweight" in has and (
@@ -173,7 +177,7 @@ def module(t, name, config):
         return np.repeat(s, group, 1) * q + np.repeat(b, group, 1)
     if "W_q" in has:
         bits, size = int(has["nbits"][1]), int(has["group_size"][1])
-        if bits == 3:  # ten per word
+        if bits == 3:  # a word has ten 3-bit codes
             q = np.concatenate([has["W_q"][1] >> 27 - 3 * i & 7 for i in range(10)]).astype(
                 np.float32
             )[: len(has["scale"][1])]
@@ -188,7 +192,7 @@ def module(t, name, config):
         )
     if (
         "weight._data._data" in has
-    ):  # quanto: the first part of the groups in the lowest bits; no stored shape: o and down have `hidden` rows, others have `hidden` columns
+    ):  # quanto: the lowest bits hold the first part of the groups. The shape is not stored: o and down have `hidden` rows, other matrices have `hidden` columns
         b, s = has["weight._data._data"][1], get("weight._scale")
         bits = 4 if len(b) == -(-len(s) // 2) else 2
         q = np.concatenate([b >> i * bits & (1 << bits) - 1 for i in range(8 // bits)])[
@@ -282,7 +286,7 @@ def module(t, name, config):
 
 
 def dense(folder):
-    """All dequantised tensors of a folder: name -> fp32"""
+    """Return all dequantised tensors of a folder: {name: fp32 array}."""
     with open(os.path.join(folder, "config.json")) as f:
         root = json.load(f)
     config = root.get("quantization_config", {}) | {"hidden": root.get("hidden_size")}

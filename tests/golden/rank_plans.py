@@ -32,7 +32,7 @@ BLOCKS = {
     "q8_0": (32, 34),
     "q4_k": (256, 144),
     "q6_k": (256, 210),
-}  # elements, bytes
+}  # elements and bytes of a block
 
 
 # only the first layers: all layers are sharded in the same way
@@ -61,7 +61,8 @@ PUBLISHED |= {
 
 
 def cases():
-    """A golden model of each family, odd and small, and the first layers of published shapes in configs/ with heads for eight ranks."""
+    """Return a golden model of each family, which is small and has odd sizes, and the first layers
+    of published models in configs/ whose heads suffice for eight ranks."""
     first = {}
     for case in weights.cases():
         first.setdefault(case.split("-")[0], case)
@@ -73,7 +74,8 @@ def path_of(way):
 
 
 def plans(model, way=None):
-    """Plans of all ranks, or the error message. way None: one rank. model: path, output folder, arguments"""
+    """Return the plans of all ranks, or the error message. way None: one rank. model: path, output
+    folder, arguments."""
     path, folder, args = model
     out = tempfile.mkdtemp(dir=folder)
     args = args + ["--set", "kv.dtype=f16"] + (["--" + way[:2], way[2:]] if way else [])
@@ -93,7 +95,7 @@ def plans(model, way=None):
 
 
 def role_of(name):
-    """(layer, role, rest): L3.q.bias -> 3, q, bias"""
+    """Split a tensor's name into (layer, role, rest): L3.q.bias gives 3, q, bias."""
     m = re.match(r"(?:L(\d+)\.)?([^.]*)(?:\.(.*))?$", name)
     return int(m[1]) if m[1] else -1, m[2], m[3]
 
@@ -102,7 +104,9 @@ number_of = collections.defaultdict(lambda: len(number_of))  # indices of checkp
 
 
 def reads(t):
-    """Rows of the checkpoint that make up a tensor, in order: index of the checkpoint's tensor in the high half, row in the low half; and its columns: first, count."""
+    """Return the rows of the checkpoint that make up a tensor, in order: the high half of a number
+    is the index of the checkpoint's tensor, the low half the row. Also return the tensor's first
+    column and number of columns."""
     rows = []
     for s in t["src"]:
         i = np.arange(s["n_block"] * s["block"])
@@ -134,7 +138,7 @@ def together(plan):
 
 
 def kept(plan):
-    """Bytes of keys and values per token, and of recurrent states per sequence."""
+    """Return the bytes of keys and values per token, and of recurrent states per sequence."""
     kv = sum(
         2 * p["n_layers"] * p["kv_heads"] * (p["k_dim"] + p["v_dim"])
         for p in plan["pool"]
@@ -152,7 +156,7 @@ def digest(what):
 
 
 def paragraph(name, one, ranks):
-    """The paragraph of a model; ranks: plans, or the error message"""
+    """Return the paragraph of a model; ranks: the plans, or the error message."""
     if isinstance(ranks, str):
         return f"{name}: {ranks}\n"
     said = together(ranks[0])
@@ -196,7 +200,8 @@ def layers_of(plan):
 
 
 def deal(total, unit, n, k):
-    """Share of `total` of rank k of n: whole units, with one more for the first ranks if it is uneven."""
+    """Return the share of `total` that rank k of n gets: whole units; if they do not divide evenly,
+    the first ranks get one more."""
     units = np.array_split(np.arange(-(-total // unit)), n)[k]
     return (
         np.concatenate([np.arange(u * unit, min((u + 1) * unit, total)) for u in units])
@@ -211,7 +216,9 @@ def deal_columns(total, block, n, k):
 
 
 def deal_heads(heads, kv_heads, block, n, k):
-    """Query heads and kv heads of a rank: kv heads with their query heads; or one kv head, whose query heads are split over its ranks. block: columns of o in heads, or a fraction of one"""
+    """Return the query heads and kv heads of a rank: kv heads with all their query heads, or one kv
+    head, whose query heads are split over several ranks. block: heads per block of the columns of
+    o; may be a fraction."""
     group = heads // kv_heads
     if n <= kv_heads:
         kv = deal(kv_heads, max(1, block // group), n, k)
@@ -222,14 +229,14 @@ def deal_heads(heads, kv_heads, block, n, k):
 
 
 class Whole:
-    """The model on one rank: shared quantities of its layers, from its steps."""
+    """The model on one rank: sizes of its layers, read from the plan's steps."""
 
     def __init__(self, plan):
         self.plan = plan
         read = {a for phase in plan["phase"] for s in phase["step"] for a in s["arg"]}
         self.tensor = {
             t["id"]: t for t in plan["tensor"] if t["id"] in read
-        }  # not stacked into another
+        }  # tensors that steps read; others are stacked into one of these
         self.attention = {s["layer"]: s["attr"] for s in steps(plan, "attention", "mla_attention")}
         self.delta = {s["layer"]: s["attr"] for s in steps(plan, "delta_rule")}
         self.experts = {s["layer"]: s["attr"] for s in steps(plan, "moe_ffn")}
@@ -248,14 +255,15 @@ class Whole:
         return deal_heads(a["heads"], a.get("kv_heads", a["heads"]), int(block), n, k)
 
     def delta_heads(self, layer, n, k):
-        """Value heads and key heads of a rank: a key head with its consecutive value heads."""
+        """Return the value heads and key heads of a rank: key heads with their consecutive value
+        heads."""
         d = self.delta[layer]
         group = d["v_heads"] // d["k_heads"]
         key = deal(d["k_heads"], 1, n, k)
         return np.concatenate([np.arange(h * group, (h + 1) * group) for h in key]), key
 
     def part(self, name, n, k):
-        """Indices of the rows and columns of a tensor on a rank; None: all."""
+        """Return the indices of the rows and columns of a tensor on a rank; None: all."""
         layer, role, rest = role_of(name)
         t = self.tensor[name]
 
@@ -324,7 +332,7 @@ def check_rank(whole, plan, n, k):
         rows, columns = reads(t)
         if t["id"] not in whole.tensor and t["id"] != "head":
             continue
-        if role_of(t["id"])[1] == "head":  # rows of the embedding if it is tied
+        if role_of(t["id"])[1] == "head":  # a tied head has the rows of the embedding
             base = whole.tensor.get(t["id"]) or whole.tensor["embed"]
             vocab = base["rows"]
             part = deal(vocab, 64 if vocab // 64 >= n else 1, n, k), None
@@ -344,13 +352,13 @@ def check_rank(whole, plan, n, k):
         == want_bytes
     )
     missing = whole.tensor.keys() - {t["id"] for t in plan["tensor"]}
-    if k:  # weighted by the router, so only one rank may add them
+    if k:  # the router weights the biases, so only one rank may add them
         missing = {t for t in missing if role_of(t)[1] != "e_down_b"}
     assert not missing, missing
 
 
 def check(one, ranks, way):
-    """The oracle: AssertionError if a plan violates the rules."""
+    """Check the plans by the rules; AssertionError: a plan violates them."""
     n = WAYS[way]
     if isinstance(ranks, str):
         return
@@ -360,7 +368,7 @@ def check(one, ranks, way):
         layers = [layers_of(p) for p in ranks]
         assert sum(layers, []) == list(range(one["n_layers"])) and all(layers), (
             layers
-        )  # contiguous and without overlap
+        )  # the parts of the ranks are contiguous and do not overlap
         assert not [t for t in ids[0] & ids[1] if role_of(t)[0] >= 0]
         assert set(whole.tensor) <= set().union(*ids)
         for p in ranks:
@@ -376,7 +384,8 @@ def check(one, ranks, way):
     for k, plan in enumerate(ranks):
         assert together(plan) == together(ranks[0]), k
         check_rank(whole, plan, n, k)
-    # keys and values of all ranks: one copy, or as many as ranks share a kv head; latents and recurrent states of scans are on every rank
+    # all ranks together have one copy of keys and values, or one copy per rank that shares a kv
+    # head. Every rank has latents and the recurrent states of scans
     for pool in one["pool"]:
         own = [next(p for p in plan["pool"] if p["id"] == pool["id"]) for plan in ranks]
         places = [p["n_layers"] * p["kv_heads"] * p["k_dim"] * p["v_dim"] for p in own]
@@ -387,7 +396,8 @@ def check(one, ranks, way):
             n // pool["kv_heads"] if pool["id"].startswith("kv") and n > pool["kv_heads"] else 1
         )
         assert sum(places) == copies * total, (pool["id"], places, total)
-    # at most one all-reduce per block, of a row of the stream; the last op gathers the logits
+    # a block has at most one all-reduce, which sums rows of the stream; the last op gathers the
+    # logits
     said = together(ranks[0])
     assert all(a["width"] == one["hidden"] for op, _, a in said if op == "all_reduce")
     places = {
@@ -403,7 +413,7 @@ def check(one, ranks, way):
 
 
 def model(name, folder):
-    """Arguments of `plans` for a case; folder: empty"""
+    """Return the arguments of plans() for a case; folder: an empty folder."""
     if name in PUBLISHED:
         config, *settings = PUBLISHED[name]
         return (
@@ -427,7 +437,7 @@ def model(name, folder):
 
 
 def read(way):
-    """name -> paragraph of a stored file"""
+    """Read a stored file: {name: paragraph}."""
     with open(path_of(way)) as f:
         return {p.split(":")[0]: p for p in re.findall(r"^\S.*\n(?: .*\n)*", f.read(), re.M)}
 

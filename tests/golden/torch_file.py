@@ -61,7 +61,7 @@ def tensor(key, x, old=False, offset=0, elems=None):
 
 
 def entries(tensors, extra=b"", old=False):
-    """data.pkl of a dict of arrays; extra: pairs of values as opcodes"""
+    """Return data.pkl of a dict of arrays; extra: more pairs of key and value, as opcodes."""
     items = b"".join(
         text(n) + tensor(str(i), np.ascontiguousarray(x), old)
         for i, (n, x) in enumerate(tensors.items())
@@ -88,7 +88,8 @@ def write(path, tensors, **how):
 
 
 def write_old(path, tensors):
-    """Format of torch before 1.6: pickles, then the number of elements of each storage and the elements."""
+    """Write the format of torch before 1.6: pickles, followed by the number of elements of each
+    storage and the elements."""
     with open(path, "wb") as f:
         f.write(pickle.dumps(0x1950A86A20F9469CFC6C, 2) + pickle.dumps(1001, 2))
         f.write(
@@ -107,7 +108,8 @@ def write_old(path, tensors):
 
 
 def write_shards(folder, tensors, n, writer=write):
-    """pytorch_model-00001-of-0000n.bin and their index, with a wrong total like ChatGLM's"""
+    """Write pytorch_model-00001-of-0000n.bin files and their index, whose total size is wrong like
+    that of ChatGLM."""
     files = [f"pytorch_model-{i + 1:05d}-of-{n:05d}.bin" for i in range(n)]
     where = {t: files[i % n] for i, t in enumerate(tensors)}
     for f in files:

@@ -21,14 +21,15 @@ U = np.uint64
 
 
 def mix(x):
-    """splitmix64's finaliser over an array of uint64"""
+    """Apply splitmix64's finaliser to an array of uint64."""
     x = (x ^ (x >> U(30))) * U(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> U(27))) * U(0x94D049BB133111EB)
     return x ^ (x >> U(31))
 
 
 def noise(key, n):
-    """n values with mean 0 and deviation 1, nearly normal: the sum of four 16-bit numbers, exact in fp32 up to a factor"""
+    """Return n nearly normal values with mean 0 and deviation 1. Each is the sum of four 16-bit
+    numbers, which fp32 represents exactly, times a factor."""
     start = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little")
     with np.errstate(over="ignore"):
         h = mix(U(start) + np.arange(n, dtype=np.uint64) * U(0x9E3779B97F4A7C15))
@@ -39,7 +40,7 @@ def noise(key, n):
 def tensor(seed, name, shape, plus_one=False):
     if name.endswith(
         ("act_fn.beta", "act_fn.eps")
-    ):  # constants of a function, which files contain nevertheless
+    ):  # these tensors are constants, which files contain nevertheless
         return np.full(shape, 0.5 if name.endswith("beta") else -1e-6, np.float32)
     n = noise(f"{seed}/{name}", int(np.prod(shape))).reshape(shape)
     last = name.rsplit(".", 1)[-1]
@@ -53,7 +54,9 @@ def tensor(seed, name, shape, plus_one=False):
     elif len(shape) == 1:
         n = 0.3 * n
     elif "embed" in name or "wte" in name or "wpe" in name:
-        n = (0.15 if plus_one else 0.3) * n  # small, otherwise a tied model only repeats its input
+        n = (
+            0.15 if plus_one else 0.3
+        ) * n  # the embedding is small, because otherwise a tied model only repeats its input
     else:
         gain = (
             2.0
@@ -71,7 +74,7 @@ def tensor(seed, name, shape, plus_one=False):
 
 
 def to_bf16(x):
-    """uint16 bits, rounded to nearest even"""
+    """Convert to bf16 as uint16 bits, rounded to nearest even."""
     u = np.ascontiguousarray(x, dtype=np.float32).view(np.uint32)
     return ((u + 0x7FFF + ((u >> 16) & 1)) >> 16).astype(np.uint16)
 
@@ -85,7 +88,8 @@ def rounded(x, dtype):
 
 
 def write_safetensors(path, tensors, dtype):
-    """tensors: name -> float32 array, or integers or flags as they are; dtype f32 or bf16"""
+    """Write a safetensors file. tensors: {name: array}; float32 arrays are stored as dtype (f32 or
+    bf16), integers and flags in their own type."""
     header, blobs, at = {}, [], 0
     for name, x in tensors.items():
         whole = {"i": f"I{8 * x.itemsize}", "b": "BOOL"}.get(x.dtype.kind)
@@ -112,14 +116,15 @@ def write_safetensors(path, tensors, dtype):
 
 
 def halves_to_pairs(x, heads):
-    """Rows of q or k in the order of llama.cpp's converter: the pairs that RoPE rotates are adjacent, not in two halves"""
+    """Reorder rows of q or k as llama.cpp's converter does: the pairs that RoPE rotates become
+    adjacent; before, they are in two halves."""
     return (
         x.reshape(heads, 2, x.shape[0] // heads // 2, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
     )
 
 
 def finish_gguf(w):
-    """w: a gguf.GGUFWriter with all keys and tensors"""
+    """Write the file of a gguf.GGUFWriter that has all keys and tensors."""
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_tensors_to_file()
@@ -127,13 +132,13 @@ def finish_gguf(w):
 
 
 def special_token(i, content):
-    """An element of added_tokens of a tokenizer.json"""
+    """Return an element of added_tokens of a tokenizer.json."""
     flags = dict(single_word=False, lstrip=False, rstrip=False, normalized=False)
     return dict(id=i, content=content, special=True, **flags)
 
 
 def bert_tokenizer(vocab):
-    """The tokenizer.json of BERT with this vocabulary, without special tokens"""
+    """Return BERT's tokenizer.json with this vocabulary and without special tokens."""
     return dict(
         added_tokens=[],
         normalizer=dict(
@@ -181,7 +186,8 @@ def cases(models=MODELS):
 
 
 class Golden:
-    """A committed case: config (dict), tensors (name -> shape), prompt, greedy, logits [len(prompt), vocab]."""
+    """A committed case of make_models.py: config (dict), tensors (name -> shape), prompt, greedy,
+    logits [len(prompt), vocab]."""
 
     MODELS, ROWS = MODELS, "logits.npy"
 
@@ -212,11 +218,12 @@ class Encoder(Golden):
     MODELS, ROWS = ENCODERS, "rows.npy"
 
     def rows(self):
-        """Rows of each input"""
+        """Return the expected rows, split by input."""
         return np.split(self.logits, np.cumsum([len(t) for t in self.inputs])[:-1])
 
     def build_served(self, folder, pooling="mean_tokens", normalize=False):
-        """A folder of sentence-transformers whose tokenizer reads the word "w7" as id 7. pooling None: one of transformers."""
+        """Write a folder of sentence-transformers whose tokenizer converts the word "w7" to id 7.
+        pooling None: write a folder of transformers."""
         self.build(folder)
         vocab = {f"w{i}": i for i in range(1, self.config["vocab_size"])} | {"[UNK]": 0}
         files = {
@@ -242,7 +249,8 @@ class Encoder(Golden):
 
 
 def pixels(config, grids):
-    """Images [channels, rows, columns] of normalised pixels, by the number of patches"""
+    """Return images of normalised pixels [channels, rows, columns], whose sizes follow from the
+    grids of patches."""
     v = config["vision_config"]
     p, channels = v["patch_size"], v.get("num_channels", 3)
     p = p[0] if isinstance(p, list) else p
@@ -255,8 +263,8 @@ def pixels(config, grids):
 
 
 def squares(pixels, h, w, side, frames=1):
-    """Rows of patches of an image, [patches, channels * frames * p * p], and their indices: squares of side x side
-    patches are contiguous."""
+    """Return the patches of an image as rows [patches, channels * frames * p * p], and their
+    indices. The patches of a square of side x side are contiguous."""
     p = pixels.shape[1] // h
     x = pixels.reshape(-1, h // side, side, p, w // side, side, p).transpose(1, 4, 2, 5, 0, 3, 6)
     x = np.repeat(x[:, :, :, :, :, None], frames, 5)
@@ -275,7 +283,7 @@ class Vision(Golden):
         self.rows = np.load(os.path.join(self.dir, "rows.npy"))
 
     def patches(self, side):
-        """Rows and indices of the patches of each image, as by squares()"""
+        """Return the rows and indices of the patches of each image, in the order of squares()."""
         frames = self.config["vision_config"].get("temporal_patch_size", 1)
         return [
             squares(x, h, w, side, frames)
@@ -331,7 +339,8 @@ HEADS = {
 
 
 class Mtp(Golden):
-    """The same with an MTP layer after the last, as published by DeepSeek, GLM and others."""
+    """A golden model with an MTP layer after its last layer, in the form that DeepSeek, GLM and
+    others publish."""
 
     def __init__(self, name):
         super().__init__(name)
@@ -395,7 +404,8 @@ class Mtp(Golden):
 
 
 DRAFTS = {
-    # SpecForge's and the original form: embedding of the model, tokens as offsets, outputs of layers
+    # the original form, which SpecForge uses too: the embedding is the model's, tokens are stored
+    # as offsets, and the draft reads outputs of layers
     "specforge": dict(
         target="llama-scaled3",
         config=dict(
@@ -414,7 +424,8 @@ DRAFTS = {
         layer="midlayer",
         reads=[1, 3, 2],
     ),
-    # the form of speculators: own embedding, another hidden size, two layers
+    # the form of the package speculators: the draft has its own embedding, another hidden size and
+    # two layers
     "speculators": dict(
         target="gemma3-pattern",
         config=dict(
@@ -439,7 +450,7 @@ DRAFTS = {
         qk_norm=True,
         reads=[2, 3, 3],
     ),
-    # neither embedding nor output matrix nor a choice of tokens
+    # the draft has no embedding, no output matrix and no subset of tokens
     "whole": dict(
         target="qwen3-plain",
         config=dict(
@@ -503,7 +514,7 @@ class Draft:
             self.shapes["lm_head.weight"] = [self.columns, h]
 
     def tokens(self):
-        """Token of each column of the logits"""
+        """Return the token of each column of the logits."""
         vocab = self.own["vocab_size"]
         order = np.argsort(noise(f"{self.name}/d2t", vocab), kind="stable")
         return np.sort(order[: self.columns]).astype(np.int64)

@@ -1,9 +1,9 @@
-"""Figures of gpu_check.py: llmc and PyTorch alternate on the same shapes; then the results for the
-bars that are set.
+"""Measure the figures of gpu_check.py: llmc and PyTorch alternate on the same shapes. Then compare
+with the bars that are set.
 
 A share is (bytes of weights and KV that a step reads) / (end-to-end time of a step x read rate of
-our kernel in the same run). The rate is the higher of that measured by gpu.py and that measured by
-llmc bench just before."""
+our kernel in the same run). The rate is the higher one of two measurements: by gpu.py, and by llmc
+bench just before."""
 
 import json
 import queue
@@ -42,14 +42,15 @@ SMALL = dict(
     runs=1,
     quantised=[("rehearsal", "q8_0")],
 )
-SHARE = {"llama3.2-1b": 0.75, "qwen3-30b-a3b": 0.75, "deepseek-v2-lite": 0.75}  # others: 0.85
+# the bar of other models is 0.85
+SHARE = {"llama3.2-1b": 0.75, "qwen3-30b-a3b": 0.75, "deepseek-v2-lite": 0.75}
 MIXTURES = {
     "mixtral-8x7b": 8,
     "qwen3-30b-a3b": 12,
     "deepseek-v2-lite": 9,
     "rehearsal-moe": 2,
     "rehearsal-mla": 2,
-}  # number of measured layers; all of them and PyTorch's copy would not fit in memory
+}  # number of measured layers; all layers and PyTorch's copy of them would not fit in memory
 QUANTISED = dict(q8_0=0.70, q4_k=0.55)
 
 
@@ -393,7 +394,8 @@ def bars(out):
     for m, storage in s["quantised"]:
         x = row("tg", m, storage, batch=1, depth=0)
         bar(f"{m} {storage}: decode, batch 1: share of reads", QUANTISED[storage], x and x["share"])
-    for m in [m for m in s["models"] if m not in MIXTURES]:  # more rows choose more experts
+    # in models with experts, a step of more rows reads more of them
+    for m in [m for m in s["models"] if m not in MIXTURES]:
         one, some = row("tg", m, batch=1, depth=0), row("tg", m, batch=s["batches"][1], depth=0)
         bar(
             f"{m}: step of batch {s['batches'][1]} / of batch 1",

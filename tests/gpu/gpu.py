@@ -1,4 +1,4 @@
-"""The GPU of this machine and its read and copy bandwidth. Prints one JSON document; on the
+"""Measure the read and copy bandwidth of this machine's GPU. Prints one JSON document; on the
 emulator the rates are meaningless.
 
 The read kernel is llmc's own (templates/cuda/runtime/read.cu), compiled by NVRTC, or included as
@@ -89,7 +89,8 @@ class Gpu:
         return p.value
 
     def timed(self, what, runs=9):
-        """Return seconds of several runs after a warm-up: median, least, most."""
+        """Run `what` once to warm up, then several times; return the median, least and greatest
+        seconds."""
         a, b, ms = C.c_void_p(), C.c_void_p(), C.c_float()
         self.ok("cuEventCreate", C.byref(a), 0)
         self.ok("cuEventCreate", C.byref(b), 0)
@@ -125,7 +126,7 @@ class Gpu:
         return n / best[0] / 1e9, [n / best[2] / 1e9, n / best[1] / 1e9]
 
     def copy_bandwidth(self):
-        """Bytes read plus bytes written, per second."""
+        """Return the bytes read plus the bytes written per second."""
         n = self.bytes_for(2 << 30)
         p, q = self.alloc(n), self.alloc(n)
         self.ok("cuMemsetD8_v2", p, 0x5B, n)

@@ -53,7 +53,7 @@ GOLDEN = (
     "deepseek_v3-plain",
     "gpt2-plain",
 )
-# first the kernels of the measured models
+# the kernels of the measured models come first
 KERNELS = tuple(
     f"test_{x}.py"
     for x in (
