@@ -10,7 +10,8 @@ def sparsemixer(logits, top_k, jitter, scale):
         s, left, e, w = row.copy(), np.ones(len(row), bool), [], []
         for _ in range(top_k):
             best = int(np.where(left, s, -np.inf).argmax())
-            with np.errstate(invalid="ignore", divide="ignore"):  # 0 / 0 counts as near
+            # 0 / 0 counts as within the threshold
+            with np.errstate(invalid="ignore", divide="ignore"):
                 near = left & ~((s[best] - s) / np.maximum(np.abs(s), s[best]) > 2 * jitter)
             w.append(scale / np.exp(s[near] - s[best]).sum())
             e.append(best)

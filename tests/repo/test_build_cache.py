@@ -37,7 +37,7 @@ TINY = [
 
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
-    """An empty cache; lookups are counted."""
+    """Return an empty cache that counts lookups."""
     monkeypatch.setenv("LLMC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("LLMC_CACHE_STATS", str(tmp_path / "stats"))
     monkeypatch.delenv("LLMC_CACHE_SIZE", raising=False)
@@ -97,7 +97,7 @@ def test_the_bound_and_the_order(cache, monkeypatch):
     for i in range(10):
         B.put("test", B.key(i), data)
         os.utime(cache / f"{B.key(i)}.test", (1e9 + i, 1e9 + i))
-    assert B.get("test", B.key(0))  # updates its time of last use
+    assert B.get("test", B.key(0))  # a lookup updates the entry's time of last use
     with B._held("test", B.key(2)) as (path, _):
         os.utime(path, (1e9, 1e9))
         B.put("test", B.key(10), data)
@@ -226,7 +226,7 @@ def test_writers_that_are_killed_leave_whole_entries(cache, monkeypatch):
 
 
 def test_a_full_disk_is_one_warning(llmc, tmp_path):
-    """The model runs from kernels compiled in memory."""
+    """If the disk is full, the model runs from kernels compiled in memory."""
     (tmp_path / "disk").mkdir()
     disk = small_disk(tmp_path / "disk")
     if disk is None:
@@ -289,8 +289,8 @@ def test_counts_are_added_up(llmc, tmp_path, monkeypatch):
 
 
 def test_test_runs_with_different_caches_do_not_share_a_link(tmp_path):
-    """The folder of a test run links to the cache that was set before; another run, with another
-    cache, leaves the link alone: a compiler may be writing there."""
+    """The folder of a test run links to the cache that was set before; a run with another cache
+    does not change the link, because a compiler of the first run may be writing through it."""
     code = "import sys; sys.path.insert(0, 'tests'); import conftest, os; print(os.environ['LLMC_CACHE'])"
     own = [
         Path(

@@ -34,7 +34,8 @@ def test_every_contract_is_listed():
 
 
 def test_only_the_list_of_devices_names_a_device():
-    """A device is accessed through its table; the list of tables is one line of one file."""
+    """Code accesses a device through its table of functions, and only one line of one file lists
+    these tables."""
     found = []
     tops = ("runtime", "api", "quant", "compiler", "plan", "serve", "cli")
     for folder, _, names in (step for top in tops for step in os.walk(top)):
@@ -107,7 +108,7 @@ WRITTEN_BY_MAKE = ("bindings/python/llmc/_sampling.py",)
 
 
 def code_of(path):
-    """The text of a source file without comments."""
+    """Return the text of a source file without comments."""
     text = open(path, errors="replace").read()
     if path.endswith((".c", ".h", ".in", ".cu", ".head", ".def")):
         return re.sub(r"/\*.*?\*/|//(?!@)[^\n]*", " ", text, flags=re.S)
@@ -116,7 +117,8 @@ def code_of(path):
 
 @pytest.fixture(scope="module")
 def sources():
-    """All files that are neither tests, documents nor data, by path; and the OpenAPI document."""
+    """Return {path: text} of all files that are neither tests, documents nor data, and of the
+    OpenAPI document."""
     out = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         capture_output=True,
@@ -161,7 +163,7 @@ def test_a_page_on_adding_lists_the_files_that_name_its_example(
         regex = name
     elif re.search(
         rf"^OP\({name},", sources["ops/ops.def"], re.M
-    ):  # a word with many meanings, except as the op
+    ):  # the name of this op is also a common word
         regex = rf"\b(?:OP_|ref_){name}\b|//@op {name}\b|\b(?:OP|SET)\((?:b, )?{name}\b"
     else:
         regex = rf"(?i)(?<![A-Za-z0-9]){name}(?![A-Za-z0-9])"

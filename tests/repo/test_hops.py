@@ -47,7 +47,8 @@ CALL = re.compile(r"\b(\w+)\s*(?:<[^;{}()]*(?:\([^()]*\)[^;{}()]*)*>)?\s*\(")
 
 @cache
 def functions(path):
-    """[(name, names that its body calls)] of a file, and the headers that it includes."""
+    """Return [(function, names that its body calls)] of a file, and the headers that the file
+    includes."""
     text = path.read_text()
     headers = re.findall(r'#include "([^"]+)"', text)
     text = re.sub(r"/\*.*?\*/|//[^\n]*|\"(?:\\.|[^\"\\\n])*\"", " ", text, flags=re.S)
@@ -63,7 +64,8 @@ def functions(path):
 
 
 def hops(kernel, folder):
-    """{function: number of files opened until its definition} from a kernel's entries on."""
+    """Return {function: number of files that a reader opens, from the kernel's entry to the
+    function's definition}."""
     files, pending = set(), [kernel]
     while pending:
         f = pending.pop()

@@ -26,7 +26,7 @@ MODULES = {name: depth for depth, row in enumerate(ROWS) for name in row}
 
 
 def module_of(path):
-    """The module of a path: its longest prefix in the list."""
+    """Return the module of a path: the longest prefix of the path that is in the list."""
     at = os.path.dirname(path)
     while at and at not in MODULES:
         at = os.path.dirname(at)
@@ -61,7 +61,8 @@ def test_every_source_is_in_a_module():
 
 
 def test_devices_are_reached_through_their_table():
-    """Only a device's own folder includes its headers; other code calls runtime/device.h."""
+    """The headers of a device are included only in the device's own folder; other code calls
+    runtime/device.h."""
     for path in sources():
         for device in re.findall(
             r'#\s*include\s*"(runtime/(?:cpu|cuda))/', open(path, errors="replace").read()
@@ -109,7 +110,7 @@ def built_objects():
 
 
 def symbols(objects):
-    """Object that defines each name, and names that each object needs"""
+    """Return {name: object that defines it} and {object: names that it needs}."""
     defined, needed = {}, defaultdict(list)
     for line in nm("-g", "-A", *objects).split("\n"):
         obj, _, rest = line.rpartition(":")
@@ -138,7 +139,8 @@ def test_no_symbol_points_up():
 
 
 def circles(graph):
-    """Groups of nodes that reach each other (Tarjan), each as a sorted tuple"""
+    """Return the groups of nodes that reach each other (Tarjan's algorithm), each as a sorted
+    tuple."""
     index, low, stack, out = {}, {}, [], set()
 
     def visit(v):
@@ -166,7 +168,7 @@ def test_circles_are_found():
 
 
 def test_no_circle_of_includes():
-    """A C file that includes the header of another is not among the files that the other includes by theirs."""
+    """No two C files include each other's headers, directly or through other files."""
     units = {path[:-2] for path in sources() if path.endswith(".c")}
     graph = {}
     for unit in units:

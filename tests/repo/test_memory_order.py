@@ -1,9 +1,10 @@
-"""Lock-free protocols on a weakly ordered machine: every execution of small instances, with the
-memory orders that the sources have. An order that is weakened there, or here, fails.
+"""Lock-free protocols on a weakly ordered machine: every execution of small instances is tried,
+with the memory orders that the sources have. The test fails if an order is weakened in the sources
+or in this file.
 
 The machine (the view semantics of C11 without promises; Armv8's stlr and ldar are as strong): a
 location is a list of messages. A thread has a view, the oldest message of each location that it may
-still read. A read takes any message from there on. A release attaches the writer's view to its
+still read. A read takes any message from that one on. A release attaches the writer's view to its
 message, and an acquire joins it. A sequentially consistent read sees at least the last sequentially
 consistent write of its location. A read-modify-write reads the last message.
 """
@@ -66,7 +67,7 @@ class Machine:
             done = (at, registers, view)
             return (*threads[:i], done, *threads[i + 1 :]), memory, sc, asleep
 
-        if op == "jump":  # (condition of the registers, position)
+        if op == "jump":  # arguments: (condition of the registers, position)
             yield after(at=args[1] if args[0](registers) else at + 1)
             return
         if op == "wake":
@@ -82,7 +83,8 @@ class Machine:
         messages = memory[where]
         if op in ("load", "await", "expect"):
             least = max(view[where], sc[where] if order & 4 else 0)
-            if op == "expect":  # plain data: one value is visible, and it is the right one
+            # plain data: exactly one value must be visible, and it must be the expected one
+            if op == "expect":
                 values = {m[0] for m in messages[least:]}
                 if values != {args[1](registers)}:
                     raise Violation(f"{args[0]} reads {values}, expected {args[1](registers)}")
@@ -113,7 +115,8 @@ class Machine:
             raise Violation(f"{args[0]} is written again and again")
         new = put(view, where, n)
         attached = new if order & 2 else put((0,) * len(view), where, n)
-        if op == "update":  # release sequence: a read-modify-write passes on what it read
+        # release sequence: a read-modify-write also attaches the view of the message that it read
+        if op == "update":
             attached = joined(attached, messages[-1][1])
         memory = put(memory, where, (*messages, (value, attached)))
         yield after(
@@ -147,7 +150,7 @@ def const(x):
 # ---- orders of the sources ----
 
 THREADS, SHM = "runtime/threads/threads.c", "runtime/comm/shm_comm.c"
-GATE = {  # operation: file, what is before the order
+GATE = {  # operation: file, and the source text before the order
     "set": (THREADS, r"atomic_store(?:_explicit)?\(&g->turn, turn"),
     "asleep?": (THREADS, r"if \(atomic_load(?:_explicit)?\(&g->asleep"),
     "asleep": (THREADS, r"atomic_store(?:_explicit)?\(&g->asleep, 1"),
@@ -175,7 +178,7 @@ TICKETS = {
 
 
 def order(path, before):
-    """The order of an operation in its file; without an explicit one it is seq_cst."""
+    """Return the order of an operation in its file; without an explicit order it is seq_cst."""
     hits = set(re.findall(before + r"(?:, (\w+))?\)", (ROOT / path).read_text()))
     assert len(hits) == 1, f"{path}: {before}: {hits}"
     return hits.pop().lower().removeprefix("memory_order_").removeprefix("__atomic_") or SEQ_CST
@@ -231,7 +234,7 @@ def slots(o):
 
 
 def ticket(o):
-    """The last of three parts to arrive reads what all have stored."""
+    """The part that arrives last, of three, reads what all three have stored."""
     part = [
         ("update", "ticket", 0, lambda old: old + 1, o["ticket"]),
         ("jump", lambda r: r[0] < 2, "end"),
@@ -244,7 +247,8 @@ def ticket(o):
 
 
 def part_of_stage(o, part, stage, name):
-    """Claim and run a part; the last one to finish opens the next stage, of two."""
+    """Claim and run a part; the thread that finishes the last part opens the next stage. There are
+    two stages."""
     before = [("expect", f"cell{1 - part}1", const(1), RELAXED)] if stage == 2 else []
     after = (
         [("store", "over", const(2), o["set"])]
@@ -273,7 +277,7 @@ def part_of_stage(o, part, stage, name):
 
 
 def deal(o):
-    """Two threads run two stages of two parts, and take each other's parts."""
+    """Two threads run two stages of two parts; a thread may take the other's parts."""
 
     def stage(thread, number):
         skip = f"{number} is over"
@@ -324,7 +328,7 @@ def test_the_last_part_sees_the_others(name):
 
 
 WEAKER = [
-    ("gate", "set", RELEASE),  # store buffering: neither sees the other
+    ("gate", "set", RELEASE),  # store buffering: neither thread sees the store of the other
     ("gate", "asleep?", ACQUIRE),
     ("gate", "asleep", RELEASE),
     ("slots", "flag", RELAXED),

@@ -1,4 +1,5 @@
-"""The table of `make mutants` (tests/mutants/mutants.toml) matches the tree, and the runner rejects one that does not."""
+"""The table of `make mutants` (tests/mutants/mutants.toml) matches the tree, and the runner rejects
+a table that does not."""
 
 import sys
 from pathlib import Path

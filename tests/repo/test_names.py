@@ -11,7 +11,7 @@ BIN = Path(sys.executable).parent
 # names fixed by external interfaces: the driver's ABI is declared in runtime/ and in the emulator
 FOREIGN = re.compile(r"CU|nvrtc|Nvrtc|Nccl|llmc_|mbar_t$")
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
-# between the name of a vector type and its semicolon
+# the attribute between the name of a vector type and its semicolon
 ATTRIBUTE = re.compile(r"\s*__attribute__\s*\(\((?:[^()]|\([^()]*\))*\)\)")
 # calls of one function: accessors that give the same value another type
 SHORT = 42

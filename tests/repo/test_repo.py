@@ -64,7 +64,8 @@ def test_the_command_line_uses_the_public_header_and_base_only():
 
 
 def test_the_server_sits_on_the_public_header():
-    """serve/ includes only llmc.h and base/, and of the modules between it uses only public functions."""
+    """serve/ includes only llmc.h and base/, and calls only public functions of the modules between
+    these."""
     for path in files("serve"):
         if path.endswith((".c", ".h")):
             for inc in re.findall(r'#include "([^"]+)"', open(path).read()):
@@ -87,7 +88,8 @@ def test_the_server_sits_on_the_public_header():
 
 
 def test_json_is_parsed_by_json_parse():
-    """jansson's own parser corrupts memory when an allocation fails."""
+    """Only json_parse is called, because jansson's own parser corrupts memory when an allocation
+    fails."""
     call = re.compile(r"\bjson_load(?:s|b|f|fd|_file|_callback)\b")
     for path in files():
         if path.endswith((".c", ".h")) and not path.startswith(("tests/", "base/json")):
@@ -95,12 +97,14 @@ def test_json_is_parsed_by_json_parse():
 
 
 def test_timed_waits_do_not_depend_on_the_date():
-    """A date that is set back would make a wait longer by as much."""
+    """Waits use the monotonic clock: if the date is set back during a wait, the wait would become
+    longer by that time."""
     for path in files("base/*.c", "runtime/*.c", "serve/*.c", "api/*.c", "hub/*.c"):
         source = (ROOT / path).read_text()
         if "pthread_cond_timedwait" in source:
             assert "clock_after(" in source, path
-        if "CLOCK_REALTIME" in source:  # time stamps, and the start of random numbers
+        # the date may be used for time stamps and to seed random numbers
+        if "CLOCK_REALTIME" in source:
             assert os.path.basename(path) in ("access_log.c", "trace.c", "random.c"), path
 
 
@@ -123,7 +127,7 @@ def test_the_library_never_prints_or_exits():
 
 
 def anchors(path):
-    """Anchors of a page's headings, as GitHub generates them."""
+    """Return the anchors that GitHub generates for a page's headings."""
     text = re.sub(r"^```.*?^```", "", open(path).read(), flags=re.S | re.M)
     names = (
         re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-")

@@ -24,7 +24,7 @@ sys.exit(pytest.main(["--collect-only", "-qq", "-p", "no:cacheprovider", "tests/
 
 @pytest.fixture(scope="module")
 def chosen():
-    """Source lines of the cases in tests/cuda that make check runs."""
+    """Return the source lines of the cases in tests/cuda that make check runs."""
     env = {
         k: v
         for k, v in os.environ.items()
@@ -65,14 +65,15 @@ def test_every_storage_type_has_its_cases(chosen):
     ],
 )
 def test_extreme_rows_are_chosen(chosen, file, test, row):
-    """Scores far below zero, more sequences than lanes in a warp, and lengths around a page boundary, for each attention kernel."""
+    """For each attention kernel the sample has scores far below zero, more sequences than lanes in
+    a warp, and lengths around a page boundary."""
     cases = [line.split()[3:] for line in chosen if line.startswith(f"case {file} {test} ")]
     found = [c for c in cases if row is None or row in c]
     assert found, cases
     if file == "test_flash.py" or (file, test) == (
         "test_cuda_mla.py",
         "test_mixed_attends",
-    ):  # for both kernels, mma and wgmma
+    ):  # required for the mma kernel and the wgmma kernel
         archs = {a for c in found for a in c if a.startswith("sm_")}
         assert len(archs) == 2, archs
     if (file, test) == ("test_cuda_attention.py", "test_decode"):

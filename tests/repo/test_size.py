@@ -6,7 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FILE_LINES, FUNCTION_LINES, LINES_PER_IF = 700, 120, 4
 
-# one declaration, state machine or table after the other, without a seam to divide them at
+# files that are one state machine or one list of similar declarations, which cannot be divided well
 LONG_FILES = {
     "include/llmc.h",  # the public header
     "emu/core/shadow.c",  # the rules of one cell of shadow memory
@@ -26,7 +26,8 @@ def sources():
 
 
 def functions(lines):
-    """(name, lines) of each function: its body starts with a brace in the first column, or at the end of a line that starts there."""
+    """Return (name, lines) of each function. A body starts with a brace in the first column, or at
+    the end of a line that starts in the first column."""
     start = name = None
     for n, line in enumerate(lines):
         if line == "{" or re.match(r"[A-Za-z_$].*\)\s*(?:const\s*)?\{$", line):
@@ -63,7 +64,7 @@ def test_functions_are_short():
 
 
 def test_templates_have_few_conditions():
-    """Fewer than one //@if per four lines"""
+    """A template has fewer than one //@if per four lines."""
     bad = [
         f"{path}: {n} of {len(lines)} lines"
         for path, lines in sources()

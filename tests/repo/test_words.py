@@ -109,7 +109,7 @@ def test_a_mistake_in_the_data_file_is_an_error(text):
 
 
 def test_each_exception_is_still_needed():
-    """An exception whose file or line is gone, or has no finding any more, is removed."""
+    """An exception must be removed when its file or line is gone or has no finding any more."""
     for path, fragments in ALLOWED.items():
         text = (words.ROOT / path).read_text()
         lines = text.split("\n")

@@ -3,8 +3,8 @@ in the environment of `tools/venv.sh clients`; test_clients.py starts it.
 
     clients.py URL MODEL NAME...     names of the functions below; prints one line per function, exits with 1 if one failed
 
-Grammars constrain the answers, so that any model passes: strings of bounded length, and a
-choice in the second turn of a loop.
+Grammars constrain the answers, so that the tests pass with any model: strings have a bounded
+length, and the second turn of a loop is a choice between fixed answers.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ HOST, MODEL = sys.argv[1], sys.argv[2]
 URL = HOST + "/v1"
 ASK = "Tell me of Paris."
 DONE = "It is sunny."
-LAST = {"structured_outputs": {"choice": [DONE]}}  # for turns in which no call is required
+LAST = {"structured_outputs": {"choice": [DONE]}}  # constrains turns in which no call is required
 
 
 class City(BaseModel):
@@ -71,7 +71,7 @@ def langchain():
         assert isinstance(
             list(model().with_structured_output(City, method=method).stream(ASK))[-1], City
         ), method
-    # any object: whether it is a City is up to the model
+    # this mode accepts any object, so the answer need not be a City
     raw = (
         model()
         .with_structured_output(City, method="json_mode", include_raw=True)
@@ -213,7 +213,7 @@ def llama_index():
         assert isinstance(
             model(**more).structured_predict(City, PromptTemplate("{ask}"), ask=ASK), City
         ), more
-    # streams when a call is required
+    # a model that streams when a call is required
     llm, last = model(is_function_calling_model=True), None
     for last in llm.stream_chat_with_tools(
         [FunctionTool.from_defaults(fn=City, name="City", fn_schema=City)],

@@ -29,7 +29,7 @@ def tiny_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def serve(llmc_binary, tmp_path_factory):
-    """serve(model, *options): a running llmc serve; use with `with`."""
+    """serve(model, *options) starts llmc serve; call it in a `with` statement."""
 
     def start(model, *options, env=None, limit=None):
         log = str(tmp_path_factory.mktemp("log") / "log")
@@ -65,7 +65,7 @@ def fake_binary():
     out = os.path.join(BUILD, "serve", "fake_server")
     os.makedirs(os.path.dirname(out), exist_ok=True)
     names = ["yaml-0.1", "jansson", "libpcre2-8", "libutf8proc"]
-    decoders = ["libjpeg", "libpng", "libwebp"]  # optional
+    decoders = ["libjpeg", "libpng", "libwebp"]  # the image decoders are optional
     names += [p for p in decoders if subprocess.run(["pkg-config", "--exists", p]).returncode == 0]
     packages = subprocess.run(
         ["pkg-config", "--libs", *names], check=True, capture_output=True, text=True
@@ -93,13 +93,13 @@ def fake_binary():
         check=True,
         cwd=ROOT,
     )
-    os.replace(f"{out}.{os.getpid()}", out)  # tests may run side by side
+    os.replace(f"{out}.{os.getpid()}", out)  # another test process may build the same program
     return out
 
 
 @pytest.fixture(scope="session")
 def fake(fake_binary, tiny_folder, tmp_path_factory):
-    """fake(step_ms=2, ...): a running server over a fake engine that repeats its prompts."""
+    """fake(step_ms=2, ...) starts a server over a fake engine that repeats its prompts."""
 
     @contextlib.contextmanager
     def start(limit=None, **options):
@@ -115,8 +115,8 @@ def fake(fake_binary, tiny_folder, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def everything(serve, tmp_path_factory):
-    """everything(header_timeout_s=2, ...): the real engine with all features enabled; takes
-    the options of `fake`.
+    """everything(header_timeout_s=2, ...) starts a server with the real engine and all features; it
+    takes the options of `fake`.
     """
     model = tiny_model.build(tmp_path_factory.mktemp("everything") / "tiny", context=1 << 15)
     theirs = {"max_live": "max-concurrent-requests", "drain_ms": "drain-timeout"}

@@ -1,7 +1,7 @@
 /* Fake engine for tests of the code around an engine: each choice repeats its prompt, one token per
  * step. It has no thread: the caller of next() runs the steps. While `hold` is set, everything
- * waits. `fail_at` makes the n-th step fail. Once `gone` is set, its device is lost and with it the
- * requests that it has. */
+ * waits. `fail_at` makes the n-th step fail. Once `gone` is set, its device is lost, and its
+ * requests fail. */
 #ifndef LLMC_TESTS_FAKE_ENGINE_H
 #define LLMC_TESTS_FAKE_ENGINE_H
 
@@ -81,7 +81,7 @@ fake_submit(void *self, const llmc_request *r, int64_t *id, llmc_error *err)
 		         .logprobs = r->logprobs,
 		         .n_top = r->n_top };
 	if (l->n > FAKE_CHOICES || l->n_top > 20 || l->max_tokens < 1 || r->n_tok == 0)
-		abort(); /* the server must have validated this */
+		abort(); /* the server must reject such a request before */
 	l->tok = malloc(r->n_tok * sizeof *l->tok);
 	memcpy(l->tok, r->tok, r->n_tok * sizeof *l->tok);
 	for (int i = 0; i < l->n && f->tok; i++)
@@ -256,7 +256,7 @@ fake_stats(void *self, llmc_counts *out)
 	out->steps = (uint64_t)f->steps;
 	out->new_tokens = (uint64_t)f->tokens;
 	out->drafts = out->accepted =
-	    (uint64_t)f->tokens; /* one in four draft tokens is accepted */
+	    (uint64_t)f->tokens; /* the fake engine accepts one in four draft tokens */
 	out->drafted = 4 * (uint64_t)f->tokens;
 	out->kv_pages_total = FAKE_LIVE;
 	out->kv_pages_used = f->n_live;

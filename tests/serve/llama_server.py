@@ -37,7 +37,7 @@ DROPPED = {
     "--reasoning-format",
     "--n-predict",
 }
-# flags for what the server always does
+# flags that the server needs no option for, because it always acts like this
 IMPLIED = {
     "--offline",
     "--cont-batching",

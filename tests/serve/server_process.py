@@ -1,5 +1,5 @@
-"""A server process for the tests of this folder, and its answers. Not in conftest.py, because
-other folders have a module of that name.
+"""A server process for the tests of this folder, and its answers. They are not in conftest.py,
+because other folders have a module of that name.
 """
 
 import http.client
@@ -37,7 +37,7 @@ class Answer:
 class Server:
     """A process that prints its URL."""
 
-    everything = False  # adapters, speculation, prefix files: see tiny_model.everything
+    everything = False  # True: with adapters, speculation and prefix files (tiny_model.everything)
 
     def __init__(self, command, env=None, log=None, limit=None):
         self.log = log
@@ -109,7 +109,7 @@ class Server:
             try:
                 s = self.status()
             except (OSError, http.client.HTTPException):
-                return False  # timeouts of a fraction of a second on a slow machine
+                return False  # some tests set timeouts of a fraction of a second, which a slow machine exceeds
             return (
                 s["requests"]["active"] == 1
                 and s["batch"]["running"] == 0
@@ -122,7 +122,8 @@ class Server:
     def stop(self, sig=signal.SIGTERM, timeout=HANG):
         if self.process.poll() is None:
             self.process.send_signal(sig)
-        code = self.process.wait(timeout)  # remaining output fits into the pipe
+        # wait without reading: the remaining output fits into the pipe
+        code = self.process.wait(timeout)
         rest = self.process.stdout.read()
         self.process.stdout.close()
         return code, rest

@@ -1,9 +1,9 @@
 """Run every kind of client for ten minutes (or the seconds of the first argument) against one
-server with a tiny model and everything enabled: three adapters in two slots (reloaded, added
-and removed meanwhile), speculation, prefix files, reasoning and batches. The clients use whole
-answers, streams, n, TGI, the other dialects, constraints, tool calls, disconnects and invalid
-requests. At the end the engine must be empty and memory must be where it was after the first
-tenth (not under TSan, which keeps history). Constrained answers must match.
+server with a tiny model and everything enabled: three adapters in two slots (reloaded, added and
+removed meanwhile), speculation, prefix files, reasoning and batches. The clients send requests in
+all dialects, with and without streams, with n, constraints and tool calls. Some requests are
+invalid, and some clients disconnect. At the end the engine must be empty and memory must be where
+it was after the first tenth (not under TSan, which keeps history). Constrained answers must match.
 
     venv/bin/python tests/serve/soak.py [SECONDS] [CLIENTS] [--write]
 """
@@ -46,8 +46,8 @@ def fits(text):
 
 
 def held(server, r, prompt):
-    """Send a constrained request in one of the dialects; return its status or a description of
-    the fault.
+    """Send a constrained request in one of the dialects; return the status of its answer, or a
+    description of the error.
     """
     messages = [{"role": "user", "content": prompt}]
     model = r.choice(NAMES)
@@ -105,7 +105,7 @@ def held(server, r, prompt):
             if all(c["name"] == "g" or fits(c["arguments"]) for c in calls)
             else f"not of its tool: {calls}"
         )
-    if kind == 2:  # a schema that is new each time, so that it is compiled and evicts the oldest
+    if kind == 2:  # each schema is new, so that the server compiles it and evicts the oldest one
         a = server.post(
             "/v1/completions",
             {**common, "prompt": prompt, "max_tokens": 20, "guided_json": {"const": prompt}},
@@ -284,7 +284,7 @@ def batches(server, stop, counts):
                 if cancel
                 else server.get(f"/v1/batches/{batch['id']}").json()
             )
-            if "error" in batch:  # it had ended already
+            if "error" in batch:  # the batch had ended before it could be cancelled
                 cancel, batch = (
                     False,
                     {"id": server.get("/v1/batches?limit=1").json()["data"][0]["id"], "status": ""},

@@ -1,5 +1,5 @@
-"""Files and batches: OpenAI's client unmodified, and faults in forms, ids, lines, disks and
-restarts.
+"""Files and batches: with OpenAI's unmodified client, and with faulty forms, ids and lines, full
+disks and restarts.
 """
 
 import http.client
@@ -243,8 +243,8 @@ def test_completions_and_responses(server):
         ([line("a\0b")], "invalid_value", 1),
         (["[" * 5000], "invalid_json_line", 1),
         ([line("a" + "é" * 40)] * 2, "duplicate_custom_id", 2),
-        # a key that the parser reads as equal to an earlier one; more bytes next to the body than a
-        # line may have
+        # a key that equals an earlier one after parsing; more bytes next to the body than a line may
+        # have
         ([line("a", stream=True)[:-1] + r',"\u0062ody":{}}'], "invalid_type", 1),
         ([line("a")[:-1] + ',"x":"' + "y" * 40000 + '"}'], "invalid_value", 1),
     ],

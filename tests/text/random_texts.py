@@ -79,7 +79,8 @@ SPACES = [" ", "  ", "   ", "\n", "\n\n", "\t", "\r\n", " \n ", "", "", "", "\u2
 
 
 def stable(ch):
-    """Assigned in every version of Unicode that the oracles may have been built with."""
+    """Return whether a character is assigned in every version of Unicode that the oracles may have
+    been built with."""
     return unicodedata.category(ch) not in ("Cn", "Cs", "Co") and ch not in "\u180e"
 
 

@@ -1,4 +1,4 @@
-"""The smallest tokenizer that can carry a chat template."""
+"""A minimal tokenizer for tests of chat templates."""
 
 SMALL = {
     "added_tokens": [

@@ -11,7 +11,7 @@ import jinja2.sandbox
 
 
 class Generation(jinja2.ext.Extension):
-    """{% generation %}: marks assistant output and renders it unchanged."""
+    """The tag {% generation %}, which marks output of the assistant and renders it unchanged."""
 
     tags = {"generation"}
 

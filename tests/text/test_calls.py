@@ -58,7 +58,7 @@ ARGS = '{"city": "Zürich \\"x\\" }", "days": 3}'
 WANT = [("weather", json.loads(ARGS))]
 BOTH = WANT + [("now", {})]
 
-# row, what stands in its templates, answer, (text, reasoning, calls)
+# row, words of its templates, answer, (text, reasoning, calls)
 CASES = [
     (
         "hermes",
@@ -507,7 +507,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    """tokenizer(template): a tokenizer with this chat template"""
+    """tokenizer(template) opens a tokenizer with this chat template."""
     opened = {}
 
     def get(template):
@@ -537,7 +537,8 @@ REAL = (
     if os.environ.get("LLMC_TEST_DATA")
     else []
 )
-# templates that cannot render both calls: they refuse them, have no calls, need other fields, or use a format without a row
+# templates that cannot render both calls: they refuse several calls, have no calls, need other
+# fields, or use a format that has no row
 NO_CALLS = {
     "CohereForAI-c4ai-command-r-plus-tool_use",
     "HuggingFaceTB-SmolLM3-3B",
@@ -681,7 +682,7 @@ def test_prompt_may_continue_after_the_reasoning_marker(tokenizer):
 
 
 def test_values_as_python_writes_them_are_what_the_schema_has(tokenizer):
-    """Models whose templates render values with str() write Python literals."""
+    """If a template renders values with str(), the model writes Python literals."""
     types = {"a": "boolean", "b": "object", "c": "string", "d": "array", "e": "integer"}
     tools = [
         {
@@ -742,7 +743,8 @@ class Reader:
         @PIECE
         def on_piece(user, kind, call, data, n):
             nonlocal text, reasoning
-            s = C.string_at(data, n)  # may end within a character if the input does
+            # the text may end within a character if the input ends within one
+            s = C.string_at(data, n)
             if kind == TEXT:
                 text += s
             elif kind == REASONING:

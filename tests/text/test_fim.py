@@ -1,4 +1,5 @@
-"""Tokens of fill-in-the-middle: by the keys of a GGUF, which win, and by their names."""
+"""Tokens of fill-in-the-middle: found by the keys of a GGUF file, which take precedence, and by
+their names."""
 
 import pytest
 
@@ -63,7 +64,8 @@ def test_keys_win_over_names(tmp_path):
 
 
 def test_the_order_is_that_of_the_names(tmp_path):
-    """A key gives the id of a mark; which part comes first follows from the names of the marks."""
+    """Keys of the file give the ids of the marks; the names of the marks determine the order of the
+    parts."""
     got = vocabulary(tmp_path / "a.gguf", ["[SUFFIX]", "[PREFIX]"], fim_pre=7, fim_suf=6)
     assert got["suffix_first"] and got["middle"] == -1
     got = vocabulary(tmp_path / "b.gguf", ["[SUFFIX]", "[PREFIX]", "[MIDDLE]"])

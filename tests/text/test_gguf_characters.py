@@ -1,4 +1,5 @@
-"""GGUF vocabularies of the model "gemma4", and of "gpt2" where tokenizer.ggml.pre selects the same.
+"""GGUF vocabularies of the model "gemma4", and of the model "gpt2" where tokenizer.ggml.pre selects
+gemma4's rules.
 
 BPE by merges over characters, with spaces as U+2581 and bytes as <0xXX>. The oracle is the `tokenizers` library with the normalizer, model and decoder of
 Gemma 4's tokenizer.json.
@@ -70,7 +71,8 @@ def library(known=BYTES):
     ids=["bytes", "some bytes", "by name"],
 )
 def pair(request, tmp_path_factory):
-    """With only some byte tokens, other characters become the unknown token, one per run."""
+    """If the vocabulary has only some byte tokens, each run of other characters becomes one unknown
+    token."""
     known, model = request.param
     want = library(known)
     merges = [
@@ -120,7 +122,7 @@ def test_cuts_and_joins_as_tokenizers_does(pair):
 
 
 def test_begins_with_its_token(pair):
-    """The model gemma4 adds one although the file does not request it."""
+    """The model gemma4 adds a begin token although the file does not request one."""
     want, got, model = pair
     assert (got.encode("hi", lib.ADD_SPECIAL)[0] == 2) == (model == "gemma4") and want.id_to_token(
         2

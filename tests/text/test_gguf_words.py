@@ -15,7 +15,7 @@ def marked(token, kind):
 
 
 def old(token, kind):
-    """Older converters left tokens in brackets as they are."""
+    """Convert a token as older converters did, which did not change tokens in brackets."""
     return token if token[0] + token[-1] == "[]" else marked(token, kind)
 
 
@@ -85,7 +85,7 @@ def test_pairs_of_words(pair):
     ],
 )
 def test_tokens_around_pairs(add, around, tmp_path):
-    """Without a pair in the file, each string is encoded alone."""
+    """If the file has no template for pairs, each string is encoded alone."""
     names = ["A", "B", "bos", "eos", "sep"]
     path = tmp_path / "v.gguf"
     content = {

@@ -1,4 +1,5 @@
-"""ChatGLM's tokenizers: sentencepiece plus additions of their Python code, compared with sentencepiece on the text that this code would pass to it.
+"""ChatGLM's tokenizers: sentencepiece, and the additions of ChatGLM's Python code. The oracle is
+sentencepiece on the text that this code would pass on.
 
 Also byte-level BPE in vocab.json and merges.txt, compared with the tokenizers library.
 """

@@ -92,12 +92,12 @@ def same(v, ours, theirs, where):
             for i in diff
             if not (forced.startswith(v.tokens[i]) or v.tokens[i].startswith(forced))
         ]
-    # llguidance lets any time have a second 60, which jsonschema's checker rejects
+    # llguidance accepts second 60 in any time; jsonschema's checker rejects it
     if where.startswith(("time ", "date-time ")):
         diff = [i for i in diff if not (theirs[i] and v.tokens[i].startswith(b"6"))]
-    # other keys than those listed: the judge lets them be written with \u escapes of any character
+    # for keys that the schema does not list, llguidance also accepts \u escapes of any character
     diff = [i for i in diff if not (theirs[i] and b"\\u" in v.tokens[i])]
-    # members of several schemas come in any order here
+    # llmc accepts the members of several schemas in any order
     if where.startswith("allOf "):
         diff = [i for i in diff if theirs[i]]
     assert not len(diff), (where, [v.tokens[i] for i in diff[:8]], len(diff))

@@ -29,7 +29,8 @@ EXTRA = [
     "한국어 ไทย हिन्दी।",
 ]
 
-# Regexes of the models' tokenizer.json that are quadratic in the digits of a number; the file has linear ones with equal matches. (index in the entry, regex)
+# Regexes in the models' tokenizer.json whose time is quadratic in the digits of a number;
+# pretokenizers.yaml has linear ones with equal matches. (index in the entry, regex)
 PUBLISHED = {
     "cohere2moe": (0, r"\d{1,3}(?=(?:\d{3})*\b)"),
     "afmoe": (0, r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"),
@@ -100,7 +101,8 @@ def test_cuts_as_tokenizers_does(entry, tmp_path):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_long_numbers(name, tmp_path):
-    """Groups of three from the end, in linear time: a quadratic regex would take minutes."""
+    """Digits are split into groups of three from the end in linear time; a quadratic regex would
+    take minutes."""
     path = tmp_path / "v.gguf"
     tokens = [chr(c) for c in range(33, 127)] + ["12", "123", "1234"]
     gguf.write(

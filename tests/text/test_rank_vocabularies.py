@@ -1,7 +1,8 @@
 """Llama 3's tokenizer.model (one token and its rank per line) against tiktoken's rule.
 
-The neighbours with the lowest joint rank merge first, the leftmost pair on a tie; a word in the vocabulary is one token. The tokenizers library splits words
-with the regex of Meta's code.
+The neighbours whose concatenation has the lowest rank merge first; on a tie this is the leftmost
+pair. A word that is in the vocabulary is one token. The tokenizers library splits words with the
+regex of Meta's code.
 """
 
 import base64

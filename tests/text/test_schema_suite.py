@@ -68,7 +68,7 @@ def groups(suite, draft):
 
 
 def ours(v, single, schema, instances):
-    """Returns passed, not compiled or wrong per instance."""
+    """Returns for each instance whether it passed, was not compiled, or was wrong."""
     try:
         grammar = llmc.Grammar(v.tokenizer, "json_schema", schema, standard=True, strict=True)
     except llmc.Error:
@@ -158,7 +158,7 @@ KINDS = [
     for k, t in (("a", "integer"), ("b", "string"))
 ]
 CLOSED = {"properties": {"b": {"type": "integer"}}, "unevaluatedProperties": False}
-# strict ones: what an error names, or None where they are enforced
+# with `strict`: the word that an error names, or None if the keyword is enforced
 STRICT = [
     ({"oneOf": [{"type": "integer"}, {"minimum": 2}]}, None),
     ({"type": "string", "oneOf": [{"minLength": 2}, {"maxLength": 4}]}, None),

@@ -67,7 +67,7 @@ VALUES = [
 VALUES += [{"a": 1}, {"a": "x", "b": 2}, {"b": 2}, {"c": None}, {"a": 1, "c": 3}]
 OBJECT = {"type": "object", "properties": {"a": {}, "b": {}, "c": {}}}
 SCHEMAS = [
-    # enum and const are filtered by all other keywords
+    # all other keywords filter enum and const
     *(
         {"enum": [1, 5, 10, "a", "abc", [], [1], {}, {"a": 1}, None], **more}
         for more in (
@@ -274,8 +274,9 @@ def test_values_are_accepted_as_by_jsonschema(schema):
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_too_many_look_aheads_of_keys_are_an_error(strict):
-    """Each way in which a key matches or fails the regexes is a language of its own."""
-    ahead = {f"^(?!{c})(?!d)(?!e)": {} for c in "abcde"}  # 5 ** 5 ways
+    """Each combination of regexes that a key matches and regexes that it does not match is a
+    separate language."""
+    ahead = {f"^(?!{c})(?!d)(?!e)": {} for c in "abcde"}  # 5 ** 5 combinations
     schema = {"type": "object", "patternProperties": ahead}
     with pytest.raises(llmc.Error, match="in 3125 ways, at most 64 are supported"):
         llmc.Grammar(None, "json_schema", schema, standard=True, strict=strict)
@@ -327,7 +328,7 @@ def test_pattern_and_length_hold_together(pattern, low, high):
     with g:
         for s in strings:
             assert accepts(g, s) == oracle.is_valid(s), s
-            # a prefix that is allowed can be completed
+            # every allowed prefix must have a completion
         assert any(accepts(g, s) for s in strings) or high is not None
 
 
@@ -521,7 +522,7 @@ def test_members_of_several_schemas_are_in_any_order(schema):
     members = [("a", 1), ("b", "x"), ("c", None), ("d", 2), ("d", "y")]
     values = [dict(some) for n in range(5) for some in itertools.permutations(members, n)]
     check(schema, values)
-    # a member that has come does not come again
+    # a member must not occur twice
     with llmc.Grammar(None, "json_schema", schema, standard=True) as g:
         assert not g.match('{"c": null, "a": 1, "b": "x", "a": 1}')[0]
         assert g.match('{"c": null, "a": 1, "b": "x", "a"')[1] <= len(
@@ -556,7 +557,8 @@ def test_a_walk_through_members_in_any_order_can_end():
 
 
 def test_a_trigger_begins_a_tag_that_starts_with_it():
-    """Free text without a trigger, then a tag, as xgrammar's structural tags; the oracle is re."""
+    """The output is free text without a trigger, followed by a tag, like xgrammar's structural
+    tags; the oracle is Python's re."""
     tags = [
         {"begin": "<a>", "part": {"regex": "[0-9]+"}, "end": "</a>"},
         {"begin": "<ab>", "part": {"schema": {"enum": ["x"]}}, "end": ";"},
@@ -594,7 +596,8 @@ OBJECTS = [
 
 @pytest.mark.parametrize(("schema", "opens"), OBJECTS)
 def test_objects_without_additional_properties_follow_the_option(schema, opens):
-    """The option decides only what the schema leaves open: jsonschema's verdict is the upper bound."""
+    """The option decides only cases that the schema does not decide: the grammar never accepts what
+    jsonschema rejects."""
     standard = jsonschema.Draft202012Validator(schema)
     for text in ("{}", '{"a": 1}', '{"a": 1, "b": 2}', '{"b": 2}'):
         valid = standard.is_valid(json.loads(text))
@@ -669,7 +672,7 @@ llmc.Grammar(None, "regex", sys.argv[1] * 300000)
 
 @pytest.mark.parametrize("part", [r"\pL", r"\P{L}", r"\s", r"[\pL\pN]"])
 def test_a_long_regular_expression_has_bounded_memory(part):
-    """A few bytes stand for hundreds of ranges."""
+    """The few bytes of this regular expression expand to hundreds of ranges."""
     env = dict(os.environ, PYTHONPATH=str(ROOT / "bindings/python"))
     run = [sys.executable, "-c", LONG_REGEX, part]
     r = subprocess.run(run, capture_output=True, text=True, env=env)
@@ -693,7 +696,7 @@ def general(*names):
     ],
 )
 def test_general_categories_are_those_of_unicode(pattern, holds):
-    # a newer Python has more characters
+    # newer versions of Python have more characters
     old = unicodedata.ucd_3_2_0
     known = [c for c in range(0x20, 0x110000) if old.category(chr(c)) not in ("Cn", "Cs")]
     sample = random.Random(pattern).sample(known, 400) + list(range(0xA0, 0x180))

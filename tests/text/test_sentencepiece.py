@@ -183,7 +183,7 @@ def test_precompiled_normalizer(rule, tmp_path):
 
 
 def test_bytelevel_gguf(tmp_path):
-    """Writes the vocabulary of a byte-level tokenizer.json like the converters do."""
+    """A GGUF with the vocabulary of a byte-level tokenizer.json, written like the converters do."""
     import json
 
     import test_tokenizers
@@ -198,7 +198,7 @@ def test_bytelevel_gguf(tmp_path):
         if kind == "llama3":
             want.normalizer = normalizers.Sequence([])
         state = json.loads(want.to_str())
-        # GGUF has no lstrip, rstrip, single_word and normalized
+        # a GGUF file has no fields for lstrip, rstrip, single_word and normalized
         state["added_tokens"] = [
             t
             for t in state["added_tokens"]

@@ -16,7 +16,8 @@ CACHE = os.environ.get("LLMC_CACHE") or os.path.join(
 )
 OWN = sorted((pathlib.Path(__file__).parent / "templates").glob("*.jinja"))
 REAL = sorted(pathlib.Path(DATA, "chat-templates").glob("*.jinja")) if DATA else []
-# two of llama.cpp's are left out: one writes a generator as JSON, which jinja2 refuses, the other's |safe has Python escape what is added to it
+# two of llama.cpp's templates are omitted: one writes a generator as JSON, which jinja2 refuses; in
+# the other, Python escapes the strings that are appended to a |safe string
 PEER = (
     [
         p
@@ -39,7 +40,7 @@ def both_agree(chat, source, messages, options):
         with pytest.raises(lib.LlmcError) as caught:
             chat(source, messages, **options)
         assert caught.value.status == lib.E_INPUT
-        if type(e) is jinja2.exceptions.TemplateError:  # raised by raise_exception
+        if type(e) is jinja2.exceptions.TemplateError:  # the template has called raise_exception
             assert str(e) in caught.value.text
     else:
         assert chat(source, messages, **options) == want

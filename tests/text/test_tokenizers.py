@@ -277,7 +277,7 @@ def wordlevel():
 
 
 def plain():
-    """No decoder: tokens are joined by spaces."""
+    """Without a decoder, spaces join the tokens."""
     tok = Tokenizer(models.BPE(unk_token="<unk>"))
     tok.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -341,7 +341,7 @@ def test_ids_and_text(kind, tmp_path):
         special = {i for i, t in want.get_added_tokens_decoder().items() if t.special}
         special -= {
             want.token_to_id(t) for t in ("<unk>", "[UNK]", *BYTES)
-        }  # these stand for any unknown text
+        }  # the unknown token stands for any unknown text
         for text in texts.texts(kind, n_texts):
             ids = want.encode(text, add_special_tokens=True).ids
             assert got.encode(text, lib.ADD_SPECIAL | lib.PARSE_SPECIAL) == ids, repr(text)
@@ -361,7 +361,8 @@ def test_ids_and_text(kind, tmp_path):
 
 
 def test_broken_text_between_special_tokens(tmp_path):
-    """A template's own special tokens stay, also next to text that begins one."""
+    """A template's own special tokens remain special, also next to text that is the beginning of
+    one."""
     want = gpt2()
     want.save(str(tmp_path / "tokenizer.json"))
     start, end = want.token_to_id("<|im_start|>"), want.token_to_id("<|end|>")
@@ -372,13 +373,13 @@ def test_broken_text_between_special_tokens(tmp_path):
             plain = want.encode(text.replace("\ufdd0", "\ufffd"), add_special_tokens=False).ids
             whole = f"<|im_start|>{got.break_special(text)}<|end|>"
             assert got.encode(whole, flags) == [start, *plain, end], text
-        # the template must not complete a token that the text begins
+        # text and template together must not form a special token
         special = {start, end}
         assert not special & set(got.encode(got.break_special("<|en") + "d|>", flags))
 
 
 def test_special_tokens_of_the_normalized_text_are_broken(tmp_path):
-    """<S> is the token <s> where special tokens are found after lower case."""
+    """If special tokens are searched in lower-case text, <S> is the token <s>."""
     tok = Tokenizer(models.BPE(unk_token="<unk>"))
     tok.normalizer = normalizers.Lowercase()
     tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -429,9 +430,9 @@ def test_text_of_random_ids(kind, tmp_path):
 
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_every_character_of_bert(lowercase, tmp_path):
-    """Whether BERT's normalizer drops a character, splits at it or keeps it. `tokenizers` has
-    the categories of Unicode 8: it takes later marks, punctuation and controls for letters, and
-    a few characters have another category now."""
+    """Whether BERT's normalizer drops a character, splits at it or keeps it. `tokenizers` has the
+    categories of Unicode 8: it treats later marks, punctuation and controls as letters, and a few
+    characters have changed their category since."""
     later, moved = 0, set()
     want = Tokenizer(
         models.WordPiece({"[UNK]": 0, "a": 1, "b": 2, "##b": 3, ".": 4}, unk_token="[UNK]")

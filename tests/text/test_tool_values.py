@@ -118,7 +118,7 @@ def marked(value, quote):
 
 
 def write(row, arguments):
-    """A call of f as a model of this row writes it."""
+    """Return a call of f in the format of this row."""
     clean = lambda s: (s or "").replace("{}", "")  # the test's tokenizer has no suffix
     open_, close, end = (clean(row.get(k)) for k in ("open", "close", "name_end"))
     first, last = map(clean, row.get("section", ["", ""]))
@@ -165,7 +165,7 @@ def accepts(grammar, ids):
 
 
 def distinct(row, schema, value):
-    """Whether the format writes the value differently than a string of the same spelling."""
+    """Return whether the format distinguishes the value from a string of the same spelling."""
     if row["body"] != "pairs" or len(row["pair"]) > 3 or isinstance(value, str):
         return True
     types = [schema.get("type")] if isinstance(schema.get("type"), str) else schema.get("type", [])

@@ -147,7 +147,9 @@ class Tokenizer:
                 cap = need.value + 1
                 continue
             check(status, err)
-            return buf.raw[: need.value].decode()  # strict: the library gives valid UTF-8
+            return buf.raw[
+                : need.value
+            ].decode()  # decode strictly, because the library must return valid UTF-8
 
     def stream(self, ids, skip_special=True):
         """Returns the output of each stream_feed and of the flush."""

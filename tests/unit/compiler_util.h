@@ -21,8 +21,8 @@ typedef struct Bench {
 	Spec *spec;
 } Bench;
 
-/* Run fn with a fresh arena and Diag. Error jumps return to this frame, so locals of fn stay
- * valid. */
+/* Run fn with a fresh arena and Diag. Error jumps return to this frame, so the local variables of
+ * fn remain valid. */
 static inline void
 bench_run(void (*fn)(Bench *, int), int n)
 {
@@ -60,8 +60,8 @@ bench_bugs(Bench *b, void (*fn)(Bench *, void *), void *arg)
 	return false;
 }
 
-/* Return the spec of a small model. `more` are further lines of YAML, with other keys than
- * these. */
+/* Return the spec of a small model. `more`: further lines of YAML, whose keys must differ from
+ * those written here. */
 static inline Spec *
 bench_spec(Bench *b, const char *family, const char *more)
 {

@@ -1,4 +1,4 @@
-/* Emulated GPU for tests: found next to the test program, opened as the library opens a driver. */
+/* The emulated GPU for tests. It is found next to the test program, and opened like a driver. */
 #ifndef TESTS_UNIT_CUDA_UTIL_H
 #define TESTS_UNIT_CUDA_UTIL_H
 
@@ -53,8 +53,8 @@ emulator(char dir[4096])
 	*(void **)&emu_report_count = dlsym(lib, "emu_report_count");
 	*(void **)&emu_last_report = dlsym(lib, "emu_last_report");
 	*(void **)&emu_graph = dlsym(lib, "emu_graph");
-	/* a test with an empty image cache reuses the emulator's objects of the cache that it was
-	 * started with */
+	/* a test that sets an empty cache for images still reuses the emulator's objects in the
+	 * cache of the test run */
 	Strbuf cache = { 0 };
 	if (file_cache_dir(&cache, NULL) == LLMC_OK)
 		setenv("LLMC_EMU_CACHE", strbuf_str(&cache), 0);
@@ -65,7 +65,8 @@ emulator(char dir[4096])
 	       emu_graph && emu_report_count && emu_last_report;
 }
 
-/* Exit status for main: a finding of the emulator fails the program even if all assertions hold. */
+/* Return the exit status for main: a finding of the emulator fails the program even if all
+ * assertions hold. */
 static inline int
 no_findings(int rc)
 {
@@ -86,7 +87,7 @@ keep_log(void *user, int level, const char *line)
 	snprintf(last_log + n, sizeof last_log - n, "%s\n", line);
 }
 
-/* Open configs/tiny.yaml with changes: "key=value", NULL-terminated, or NULL */
+/* Open configs/tiny.yaml. set: changes "key=value", NULL-terminated, or NULL */
 static inline llmc_status
 open_tiny_with(const char *device, const char *arch, const char *const *set, llmc_model **m,
                llmc_error *err)
@@ -110,8 +111,8 @@ open_tiny(const char *device, const char *arch, llmc_model **m, llmc_error *err)
 }
 
 /* Models shared by the tests of a program. Each is opened by the first test that uses it, and
- * closed by close_shared. A test that breaks its model's device, or tests opening and closing,
- * opens its own. */
+ * closed by close_shared. A test that breaks the device, or that tests opening and closing, opens
+ * its own models. */
 typedef struct SharedModel {
 	char name[200];
 	llmc_model *m;
@@ -135,7 +136,7 @@ shared_slot(const char *device, const char *arch, const char *const *set)
 	return &shared_model[at];
 }
 
-/* arch, set: as for open_tiny_with */
+/* arch, set: see open_tiny_with */
 static inline llmc_status
 shared_tiny(const char *device, const char *arch, const char *const *set, llmc_model **m,
             llmc_error *err)

@@ -1,5 +1,5 @@
-/* A Kv in this process whose host copies run as late as possible, or at random points. A user that
- * does not wait for a copy reads old content, or copies newer content. */
+/* A Kv in this process whose host copies run as late as possible, or at random points. Code that
+ * does not wait for a copy then reads old content, or copies newer content. */
 #ifndef TESTS_UNIT_LATE_COPIES_H
 #define TESTS_UNIT_LATE_COPIES_H
 
@@ -94,8 +94,8 @@ late_copying(void *user, void *to, const void *from, size_t bytes)
 
 	if (l->n == (int)(sizeof l->copy / sizeof *l->copy))
 		late_make(l, l->group);
-	assert_true(
-	    l->n < (int)(sizeof l->copy / sizeof *l->copy)); /* no copy of the open group has run */
+	/* no copy of the group that is still open has run */
+	assert_true(l->n < (int)(sizeof l->copy / sizeof *l->copy));
 	l->copy[l->n++] = (LateCopy){ to, from, bytes, l->group + 1 };
 }
 
@@ -120,7 +120,7 @@ late_over(void *user, uint32_t number)
 	Late *l = user;
 
 	l->n_queries++;
-	if (l->n && late_roll(l, 2)) /* the device makes progress */
+	if (l->n && late_roll(l, 2)) /* simulate progress of the device: some copies run */
 		late_make(l, l->copy[late_roll(l, (uint32_t)l->n)].group);
 	bool over = !l->n || (int32_t)(number - l->copy[0].group) < 0;
 	l->n_waited += !over;

@@ -1,5 +1,5 @@
-/* A few tensors in memory as the file in which formats/quant_format.h looks up tensors; for unit
- * tests and fuzzers. */
+/* A few tensors in memory that replace the file in which formats/quant_format.h looks up tensors;
+ * for unit tests and fuzzers. */
 #ifndef LLMC_TESTS_QUANT_FORMAT_FILE_H
 #define LLMC_TESTS_QUANT_FORMAT_FILE_H
 

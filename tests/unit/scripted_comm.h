@@ -1,5 +1,5 @@
 /* An endpoint of rank 1 of 2 whose messages from rank 0 come from a script: a function that fills
- * what the follower wants to receive. Other calls succeed and do nothing. */
+ * the buffer that the follower receives into. Other calls succeed and do nothing. */
 #ifndef TESTS_UNIT_SCRIPTED_COMM_H
 #define TESTS_UNIT_SCRIPTED_COMM_H
 
@@ -7,7 +7,8 @@
 
 typedef struct ScriptedComm {
 	Comm c;
-	bool (*fill)(void *user, void *data, size_t n); /* false: rank 0 has ended the group */
+	/* returns false if rank 0 has ended the group */
+	bool (*fill)(void *user, void *data, size_t n);
 	void *user;
 	bool over;
 } ScriptedComm;

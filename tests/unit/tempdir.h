@@ -58,7 +58,7 @@ tempdir_remove(const char *path)
 	struct stat st;
 	char child[1024];
 	DIR *d = lstat(path, &st) == 0 && S_ISDIR(st.st_mode) ? opendir(path)
-	                                                      : NULL; /* links are not followed */
+	                                                      : NULL; /* do not follow links */
 
 	if (d) {
 		for (struct dirent *e; (e = readdir(d)) != NULL;) {

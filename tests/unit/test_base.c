@@ -46,7 +46,7 @@ arena_allocations_are_zeroed_aligned_and_disjoint(void **state)
 		for (size_t k = 0; k < size[i]; k++)
 			assert_int_equal(piece[i][k], i % 255 + 1);
 	assert_true(a.total_bytes >= 8 * 70000);
-	/* allocations with blocks of their own do not waste the block in use */
+	/* a large allocation with its own block does not waste the rest of the block in use */
 	assert_true(a.total_bytes < 8 * 70000 + 3 * 65536);
 
 	assert_string_equal(arena_strdup(&a, "twelve"), "twelve");
@@ -114,8 +114,8 @@ note(void *p)
 	strcat(order, p);
 }
 
-/* Each is released once, the latest first. If it cannot be registered, it is released before the
- * error jump. */
+/* Each resource is released once, the latest first. A resource that cannot be registered is
+ * released before the error jump. */
 static void
 arenas_run_deferred_releases(void **state)
 {
@@ -309,7 +309,7 @@ hexadecimal_digits_have_values(void **state)
 	}
 }
 
-/* Equal to Python's repr, and for any double a string that strtod reads back. */
+/* Numbers are written like Python's repr, and strtod reads back any double. */
 static void
 numbers_in_any_locale(void **state)
 {
@@ -379,7 +379,7 @@ numbers_in_any_locale(void **state)
 	setlocale(LC_ALL, "C");
 }
 
-/* jansson reads back what was written, for any bytes. */
+/* jansson reads back any bytes that were written as a JSON string. */
 static void
 json_reads_back(void **state)
 {
@@ -417,8 +417,8 @@ json_reads_back(void **state)
 	strbuf_release(&fixed);
 }
 
-/* Configurations written by Python: words that JSON lacks become null, and strings that contain
- * them stay. */
+/* In configurations written by Python, words like NaN that JSON lacks become null; strings that
+ * contain such words are unchanged. */
 static void
 json_of_python_is_read(void **state)
 {
@@ -542,7 +542,7 @@ json_is_parsed_like_jansson(void **state)
 	}
 }
 
-/* Errors have jansson's code, message and position where a document has a single one. */
+/* If a document has a single error, it is reported with jansson's code, message and position. */
 static void
 json_errors_equal_janssons(void **state)
 {

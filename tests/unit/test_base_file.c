@@ -83,8 +83,8 @@ unchanged_files_are_left_alone(void **state)
 	assert_int_not_equal(b.st_mtime, 1000);
 }
 
-/* A write that fails half-way (a limit on file size stands for a full disk) keeps the old file and
- * leaves no other. */
+/* A write that fails half-way keeps the old file and leaves no other file. A limit on file sizes
+ * simulates a full disk. */
 static void
 failed_writes_leave_the_old_file(void **state)
 {
@@ -173,8 +173,8 @@ files_that_others_may_write_are_not_trusted(void **state)
 	assert_int_equal(chmod(path, 0602), 0);
 	assert_int_equal(file_check_trusted(path, &err), LLMC_E_IO);
 	assert_int_equal(file_check_trusted(tempdir_file(*state, "gone"), &err), LLMC_E_IO);
-	assert_int_equal(file_check_trusted("/tmp", &err),
-	                 LLMC_OK); /* sticky: other users cannot replace our files */
+	/* the folder is sticky, so other users cannot replace our files */
+	assert_int_equal(file_check_trusted("/tmp", &err), LLMC_OK);
 }
 
 static void
@@ -189,7 +189,8 @@ cache_folder_follows_the_environment(void **state)
 	unsetenv("XDG_CACHE_HOME");
 	assert_int_equal(file_cache_dir(&b, &err), LLMC_OK);
 	assert_string_equal(strbuf_str(&b), "/home/x/.cache/llmc");
-	setenv("XDG_CACHE_HOME", "relative", 1); /* not allowed by the XDG specification: ignored */
+	/* the XDG specification does not allow relative paths, so the variable is ignored */
+	setenv("XDG_CACHE_HOME", "relative", 1);
 	assert_int_equal(file_cache_dir(&b, &err), LLMC_OK);
 	assert_string_equal(strbuf_str(&b), "/home/x/.cache/llmc");
 	setenv("XDG_CACHE_HOME", "/cache", 1);
@@ -215,7 +216,8 @@ cache_folder_follows_the_environment(void **state)
 	strbuf_release(&b);
 }
 
-/* Without the guard the read ends the process by SIGBUS; the other map is intact. */
+/* The read of a truncated map returns zeros; without the guard it ends the process by SIGBUS. The
+ * other map is intact. */
 static void
 a_truncated_map_reads_as_zeros(void **state)
 {

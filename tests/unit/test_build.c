@@ -1,6 +1,6 @@
-/* Kernels built by the system's compiler: compiled once, found in the cache, rebuilt if damaged,
- * shipped with an artifact, and a message for each possible failure. The artifact has two small
- * kernels that share a header. */
+/* Kernels built by the system's compiler: they are compiled once, found in the cache, rebuilt if
+ * damaged, and shipped with an artifact; each possible failure has a message. The artifact has two
+ * small kernels that share a header. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <fcntl.h>
@@ -192,7 +192,7 @@ kernels_are_compiled_once(void **state)
 	setenv("LLMC_KERNEL_CFLAGS", "-O0  -DEXTRA", 1);
 	assert_int_equal(run_kernels(42), 2);
 	unsetenv("LLMC_KERNEL_CFLAGS");
-	/* another compiler is another build */
+	/* another compiler builds the kernels again */
 	setenv("LLMC_CC", "clang", 1);
 	char path[512], version[256];
 	if (cc_find(path, sizeof path, version, sizeof version, NULL) == LLMC_OK)
@@ -220,7 +220,7 @@ damaged_objects_are_rebuilt(void **state)
 		folder = tempdir_file(&dir, "cache/kernels");
 		assert_int_equal(each_object(folder, edit[i]), 2);
 		assert_int_equal(run_kernels(42), 2);
-		/* one line for all of them */
+		/* one line reports all damaged files */
 		char *end = strchr(log_text, '\n');
 		assert_true(end && !end[1]);
 		assert_non_null(strstr(log_text, "damaged or cut off: it is built again"));
@@ -259,8 +259,8 @@ files_writable_by_others_are_not_run(void **state)
 	expect_error(LLMC_E_IO, "kernels: others may write to it (mode 777)");
 }
 
-/* Write permission on any folder of a file's path decides what is loaded, even if the file has
- * another owner. */
+/* A user who may write to any folder of a file's path could replace the file, so the file is
+ * rejected, even if another user owns it. */
 static void
 folders_writable_by_others_are_rejected(void **state)
 {
@@ -307,7 +307,7 @@ any_umask_works(void **state)
 	assert_string_equal(log_text, "");
 }
 
-/* A short compilation fits into the end of the longer ones. */
+/* The longest compilations start first, so that all threads end at about the same time. */
 static void
 long_sources_are_compiled_first(void **state)
 {
@@ -331,7 +331,7 @@ long_sources_are_compiled_first(void **state)
 	snprintf(line, sizeof line, "%s/cc", artifact);
 	chmod(line, 0755);
 	for (int called = 0; called < 2;
-	     called++) { /* a source that other kernels call contains the long text */
+	     called++) { /* the source that other kernels call contains the long text */
 		PlanKernel row[] = { kernels[0], kernels[1] };
 		const Plan p = { .target = "cpu-generic", .n_kernel = 2, .kernel = row };
 		row[0].n_arg = !called;
@@ -387,8 +387,8 @@ temporary_names_are_never_used_twice(void **state)
 		free(name[--n]);
 }
 
-/* If each thread compiles several kernels, the includes common to all are precompiled once. Kernels
- * are built whether that works or not, and no precompiled header remains. */
+/* If each thread compiles several kernels, the includes that all share are precompiled once.
+ * Kernels are built even if the precompilation fails, and no precompiled header remains. */
 static void
 common_headers_are_precompiled(void **state)
 {
@@ -450,8 +450,8 @@ common_headers_are_precompiled(void **state)
 	}
 }
 
-/* A model is compiled into the folder while its kernels are built: nothing is cached under the key
- * of another source. */
+/* Another process compiles a model into the folder while kernels are built there: no kernel is
+ * cached under the key of another source. */
 static void
 sources_that_change_during_a_build(void **state)
 {
@@ -510,7 +510,7 @@ leftovers_of_dead_processes_are_removed(void **state)
 		         i >= 2 ? "/kernel.so" : "");
 		put(path, "left");
 		snprintf(path, sizeof path, "%s/../cache/kernels/.tmp/%s", artifact, left[i]);
-		if (i % 2 == 0) /* the others are recent: another process may be writing them */
+		if (i % 2 == 0) /* keep the others recent: another process may be writing them */
 			assert_int_equal(utimensat(AT_FDCWD, path, old, 0), 0);
 	}
 	assert_int_equal(run_kernels(42), 1);
@@ -549,7 +549,7 @@ failures_have_readable_errors(void **state)
 	make_artifact();
 	snprintf(artifact + strlen(artifact), 16, "/none");
 	expect_error(LLMC_E_IO, "none");
-	/* a warning that only this compiler has does not stop the build */
+	/* an unusual warning of this compiler does not stop the build */
 	make_artifact();
 	char with[1024];
 	snprintf(with, sizeof with, "%s\nstatic int unused = 1;\n", good);
@@ -560,7 +560,7 @@ failures_have_readable_errors(void **state)
 }
 
 /* Without a usable cache, kernels are compiled in memory for this process: two builds at once do
- * not mix, nothing remains on disk, and one line reports it. */
+ * not mix, no file remains on disk, and one line reports the missing cache. */
 static void
 kernels_are_built_without_a_writable_cache(void **state)
 {
@@ -598,8 +598,8 @@ kernels_are_built_without_a_writable_cache(void **state)
 	unsetenv("TMPDIR");
 }
 
-/* A kernel's callee is loaded first and found by name. Two models may have the same name in their
- * own files: closing the first does not break the second. */
+/* A kernel's callee is loaded first and found by name. Two models may each have a file with a
+ * function of this name: closing the first model does not break the second. */
 static void
 called_kernels_outlive_their_model(void **state)
 {
@@ -641,7 +641,7 @@ called_kernels_outlive_their_model(void **state)
 		kernels_close(k[!first]);
 		got = 0;
 	}
-	/* without it a kernel is not loaded */
+	/* the kernel is not loaded without the function that it calls */
 	both[1].n_arg = 1;
 	both[1].file = "kernels/two.c";
 	assert_int_equal(kernels_open(&p, &o, &k[0], &err), LLMC_E_MISSING);
@@ -669,7 +669,8 @@ shipped_kernels_are_used_if_they_match(void **state)
 	assert_string_equal(log_text, "");
 	setenv("PATH", was, 1);
 	free(was);
-	/* damaged, from another source, or without its manifest: rebuilt, with one line for each */
+	/* a built folder that is damaged, from another source, or without its manifest is built
+	 * again; one line reports each */
 	snprintf(path, sizeof path, "%s/aot/cpu-generic", artifact);
 	assert_int_equal(each_object(path, cut), 2);
 	assert_int_equal(run_kernels(42), 2);
@@ -684,7 +685,7 @@ shipped_kernels_are_used_if_they_match(void **state)
 	                       "was built from another source or "
 	                       "with other flags): they are compiled here"));
 	put("aot/cpu-generic/manifest.json", "{\"manifest\":1,\"step_abi\":77}");
-	assert_int_equal(run_kernels(42), 0); /* they are in the cache */
+	assert_int_equal(run_kernels(42), 0); /* the kernels are in the cache now */
 	char want[64];
 	snprintf(want, sizeof want, "their kernel ABI is 77, this llmc has %d", PLAN_STEP_ABI);
 	assert_non_null(strstr(log_text, want));

@@ -202,7 +202,7 @@ damaged_entries_are_not_used(void **state)
 			assert_int_equal(pwrite(fd, &byte, 1, flip), 1);
 		}
 		close(fd);
-		if (how == 5) { /* an entry under the name of another one */
+		if (how == 5) { /* an entry has the name of another entry */
 			assert_int_equal(put(&c, 2, 0, NULL), LLMC_OK);
 			path_of(&c, 2, other);
 			assert_int_equal(rename(other, path), 0);
@@ -211,7 +211,7 @@ damaged_entries_are_not_used(void **state)
 		assert_non_null(strstr(err.text, how == 5 ? "built from another source"
 		                                          : "damaged or cut off"));
 		assert_int_equal(e.held, 0);
-		/* a writer replaces it */
+		/* a writer replaces the damaged entry */
 		assert_int_equal(put(&c, 1, 0, NULL), LLMC_OK);
 		assert_true(is_cached(&c, 1, 0));
 	}
@@ -246,22 +246,22 @@ least_recently_used_entries_are_evicted(void **state)
 	assert_int_equal(bytes, 100000);
 	assert_true(is_cached(&c, 0, size)); /* most recently used */
 	key_of(2, key);
-	assert_int_equal(cache_find(&c, "so", key, &held, NULL, NULL),
-	                 LLMC_OK); /* in use, although its time is the oldest */
+	/* entry 1 is in use, so it is kept although its time is the oldest */
+	assert_int_equal(cache_find(&c, "so", key, &held, NULL, NULL), LLMC_OK);
 	used_at(&c, 2, 0);
 	assert_int_equal(put(&c, 10, size, NULL), LLMC_OK);
 	assert_int_equal(files(&c, "", &bytes), 9);
 	assert_true(bytes <= 90000);
 	for (int i = 0; i <= 10; i++)
 		assert_int_equal(is_cached(&c, i, size), i != 1 && i != 3);
-	/* after its release it is evicted next */
+	/* after its release the entry is evicted next */
 	cache_entry_release(&held);
 	used_at(&c, 2, 0);
 	assert_int_equal(put(&c, 11, size, NULL), LLMC_OK);
 	assert_int_equal(put(&c, 12, size, NULL), LLMC_OK);
 	assert_false(is_cached(&c, 2, size));
 	assert_true(is_cached(&c, 12, size));
-	/* the byte count is missing, or of another cache: entries are counted again */
+	/* the stored byte count is missing, or wrong for this cache: entries are counted again */
 	assert_int_equal(truncate(tempdir_file(&dir, "cache/kernels/.usage"), 5), 0);
 	for (int i = 20; i < 60; i++)
 		assert_int_equal(put(&c, i, size, NULL), LLMC_OK);
@@ -299,8 +299,8 @@ switched_off(void **state)
 	cache_entry_release(&e);
 }
 
-/* Writers and readers of the same few entries, in a cache that always evicts. Each finds an entry
- * as it was put, or none; an entry in use stays. */
+/* Write and read a few entries at random, in a cache that always evicts. A reader finds an entry as
+ * it was written, or none; an entry in use is not evicted. */
 static int
 worker(unsigned seed)
 {
@@ -393,7 +393,7 @@ killed_writers_leave_no_partial_entry(void **state)
 			for (int n = 0; n < 30; n++)
 				is_cached(&c, n, 0);
 	}
-	/* the next writer continues, and the count becomes right in time */
+	/* the next writer works, and the byte count becomes right after some writes */
 	assert_int_equal(put(&c, 100, 0, NULL), LLMC_OK);
 	assert_true(is_cached(&c, 100, 0));
 	left = files(&c, "/.tmp", &bytes);
@@ -415,7 +415,7 @@ killed_writers_leave_no_partial_entry(void **state)
 	cache_close(&c);
 }
 
-/* Files may not grow: writes fail as on a full disk. */
+/* With a limit on file sizes, writes fail like on a full disk. */
 static void
 writes_beyond_the_file_size_limit_fail(void **state)
 {
@@ -465,7 +465,7 @@ may_mount(void)
 	return mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) == 0;
 }
 
-/* A private 64 KB disk, if the kernel allows one; returns 77 if not */
+/* Run the test on a private 64 KB disk; return 77 if the kernel does not allow to mount one */
 static int
 on_a_small_disk(void)
 {
@@ -492,7 +492,7 @@ on_a_small_disk(void)
 			return 3;
 	if (files(&c, "/.tmp", &bytes) != 0)
 		return 4;
-	/* compilers write elsewhere */
+	/* compilers must write to another disk */
 	if (cache_temporary(&c, &tmp, NULL) != LLMC_OK || strstr(strbuf_str(&tmp), dir.path))
 		return 5;
 	cache_temporary_remove(strbuf_str(&tmp));
@@ -535,9 +535,10 @@ lookups_are_counted(void **state)
 	assert_int_equal(truncate(path, 10), 0);
 	key_of(1, key);
 	cache_find(&c, "so", key, &e, NULL, NULL);
-	cache_find(&c, CACHE_ANSWERS, key, &e, NULL, NULL); /* not a compilation */
+	/* the answer of a tool is not a compilation */
+	cache_find(&c, CACHE_ANSWERS, key, &e, NULL, NULL);
 	cache_close(&c);
-	cache_find(&c, "emu", key, &e, NULL, NULL); /* cache is off: it must be compiled */
+	cache_find(&c, "emu", key, &e, NULL, NULL); /* the cache is off, so this must be compiled */
 	unsetenv("LLMC_CACHE_STATS");
 	cache_entry_release(&e);
 	FILE *f = fopen(tempdir_file(&dir, "stats"), "r");
@@ -567,7 +568,8 @@ compilers_are_identified_by_their_files(void **state)
 	assert_string_equal(one, two);
 	assert_true(program_key("/bin/sh", "--help", two));
 	assert_string_not_equal(one, two);
-	/* a script, or a wrapper, may run another program next time */
+	/* a compiler that is a script is not cached by its contents, because it may run another
+	 * program next time */
 	snprintf(path, sizeof path, "%s/cc", dir.path);
 	FILE *f = fopen(path, "w");
 	fputs("#!/bin/sh\nexec cc \"$@\"\n", f);

@@ -120,7 +120,7 @@ sum_case(int ranks, int parts, int64_t rows, int64_t width, int terms, bool same
 		want[i] = c.r ? want[i] + 0.75f * c.res[0][i] : want[i];
 	}
 
-	/* the reference */
+	/* the ops of the reference interpreter */
 	const PlanTensor vector = { .id = "b", .dtype = DT_F32, .rows = width, .layout = "f32" };
 	const PlanStep step = { .op = OP_all_reduce,
 		                .kernel = -1,
@@ -176,7 +176,7 @@ all_reduce_adds_in_rank_order(void **state)
 	sum_case(3, 3, 0, 8, 3, false); /* no rows */
 }
 
-/* One rank lags as far as possible: two slots per part are enough. */
+/* Two slots per part are enough, even if one rank lags as far as possible. */
 static void
 many_all_reduces_do_not_mix(void **state)
 {
@@ -320,8 +320,8 @@ bytes_arrive_in_order(void **state)
 		comm_close(c.comm[k]);
 }
 
-/* Each rank adds one to the value from the previous rank and passes it on. Rank 0 starts, as far
- * ahead of the last rank as buffers allow. */
+/* Each rank adds one to the value from the previous rank and passes it on. Rank 0 starts the
+ * values, and is as far ahead of the last rank as the buffers allow. */
 static void *
 ring_main(void *arg)
 {
@@ -393,7 +393,7 @@ static void
 bytes_travel_round_a_ring(void **state)
 {
 	llmc_error err;
-	/* the reference's op: copies the output of the previous stage */
+	/* the op of the reference copies the output of the previous stage */
 	const PlanStep step = { .op = OP_stage_in,
 		                .kernel = -1,
 		                .n_attr = 1,
@@ -407,7 +407,7 @@ bytes_travel_round_a_ring(void **state)
 	ref_find(OP_stage_in)(
 	    &(RefCall){ .step = &step, .s = &now, .arg = arg, .n_peer = 1, .peer = peer });
 	assert_memory_equal(y, left, sizeof y);
-	/* between two devices: a copy as well, and nothing on the sending side */
+	/* between two devices the receiver copies too, and the sender does nothing */
 	const PlanStep recv = { .op = OP_recv,
 		                .kernel = -1,
 		                .n_attr = 1,
@@ -420,7 +420,8 @@ bytes_travel_round_a_ring(void **state)
 	assert_memory_equal(y, left, sizeof y);
 	for (int ranks = 2; ranks < 5; ranks++) {
 		Case c = { .ranks = ranks, .parts = 1 };
-		/* pipes that are shorter than a message, and one that holds all data in flight */
+		/* one group's pipes are shorter than a message; the pipes of another hold all data
+		 * in flight */
 		assert_int_equal(comm_threads((CommShape){ .ranks = c.ranks,
 		                                           .team = 1,
 		                                           .parts = 1,
@@ -434,9 +435,10 @@ bytes_travel_round_a_ring(void **state)
 	}
 }
 
-/* Three stages of two ranks. All-reduces add the ranks of a stage; each stage runs another number
- * of them. Output of a stage's first rank goes to the first rank of the next stage, that of the
- * second to the second, and from the last stage to rank 0 only. Rank 0 gathers from all. */
+/* Three stages of two ranks. An all-reduce adds the values of the ranks of a stage; each stage runs
+ * a different number of all-reduces. The first rank of a stage sends its output to the first rank
+ * of the next stage, the second rank to the second one. The last stage sends to rank 0 only. Rank 0
+ * gathers from all ranks. */
 static void *
 stages_main(void *arg)
 {

@@ -46,13 +46,13 @@ the_fastest_algorithm_is_chosen(void **state)
 	assert_int_equal(comm_algorithm_best(&w, ONE | TWO | NCCL, 1 << 14), ALGO_ONE_SHOT);
 	assert_int_equal(comm_algorithm_best(&w, ONE | TWO | NCCL, 1 << 17), ALGO_TWO_SHOT);
 	assert_int_equal(comm_algorithm_best(&w, ONE | TWO | NCCL, 1 << 21), ALGO_NCCL);
-	assert_int_equal(comm_algorithm_best(&w, ONE | TWO | NCCL, 1 << 30),
-	                 ALGO_NCCL); /* as for the largest measured size */
+	/* larger messages use the algorithm of the largest measured size */
+	assert_int_equal(comm_algorithm_best(&w, ONE | TWO | NCCL, 1 << 30), ALGO_NCCL);
 	assert_int_equal(comm_algorithm_best(&w, ONE | TWO, 1 << 21), ALGO_TWO_SHOT);
 	assert_int_equal(comm_algorithm_best(&w, ONE | NCCL, 1 << 17), ALGO_ONE_SHOT);
 	assert_int_equal(comm_algorithm_best(&w, NCCL, 1), ALGO_NCCL);
 
-	/* measurements are cached; another machine, and another set of algorithms, has its own */
+	/* measurements are cached separately for each machine and each set of algorithms */
 	CommAlgorithmTimes again = { 0 };
 	Runs none = { 0 };
 	assert_int_equal(comm_algorithm_tune(&again, "all", ONE | TWO | NCCL, 1 << 21, INFINITY,

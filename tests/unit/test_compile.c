@@ -1,5 +1,5 @@
-/* The compiler as a whole: same input, same bytes; the plan reader accepts its plans; clean errors
- * when memory is exhausted. */
+/* The compiler as a whole: equal input gives equal bytes, the plan reader accepts the plans, and
+ * exhausted memory is an error. */
 #include "compiler_util.h"
 
 #include <unistd.h>
@@ -55,7 +55,7 @@ BENCH_TEST(same_input_same_bytes)
 	assert_int_equal(tempdir_open(&t), 0);
 	assert_non_null(getcwd(cwd, sizeof cwd));
 	for (int k = 0; k < 2; k++) {
-		if (k) { /* in another folder, and in a locale with a decimal comma */
+		if (k) { /* compile again in another folder, and in a locale with a decimal comma */
 			assert_int_equal(chdir(t.path), 0);
 			locale_comma();
 		}
@@ -196,7 +196,7 @@ BENCH_TEST(a_name_cannot_end_a_comment)
 
 	b->spec = spec_from_file("tests/golden/graphs/llama.yaml", set, &b->diag, &b->arena);
 	if (!b->spec)
-		return; /* rejected earlier, which is fine too */
+		return; /* the description was rejected earlier, which is right too */
 	const Compiled *c = compile_ok(b, "cpu-v3");
 	for (size_t i = 0; i < c->n_file; i++)
 		if (strncmp(c->file[i].path, "kernels/", 8) == 0)
@@ -251,7 +251,8 @@ BENCH_TEST(figures_match_the_model)
 {
 	bench_file(b, "llama");
 	const Plan *p = compile_ok(b, "ref")->plan;
-	/* by hand: embedding and head, two norms and the final one, q o k v, gate up down */
+	/* counted by hand: the embedding and the head, two norms per layer and the final one; q, o,
+	 * k, v; gate, up, down */
 	int64_t layer = 2 * 32 + 2 * 32 * 32 + 2 * 16 * 32 + 3 * 48 * 32,
 	        want = 2 * 96 * 32 + 32 + 2 * layer;
 	int64_t bytes = 0, flops = 0;
@@ -300,7 +301,7 @@ nth_fails(long n, const char *target)
 static void
 each_failed_allocation_ends_cleanly(void **state)
 {
-	long n = 100000; /* first run: more than there are, so nothing fails */
+	long n = 100000; /* in the first run n exceeds the number of allocations, so none fails */
 
 	(void)state;
 	assert_false(nth_fails(n, "cpu-v3"));

@@ -1,6 +1,6 @@
-/* Fused equals unfused: the same random checkpoint through both plans, on the reference. The
- * checkpoint is written from the sources that the unfused plan names, so stacked weights must also
- * combine their sources correctly. */
+/* The fused and the unfused plan of a model give equal logits: both read the same random checkpoint
+ * and run on the reference. The checkpoint is written from the sources that the unfused plan names,
+ * so stacked weights must also combine their sources correctly. */
 #include "compiler_util.h"
 
 #include <math.h>
@@ -140,7 +140,7 @@ check_model(Bench *b, int n)
 	                   set, &b->diag, &b->arena);
 	if (!b->spec)
 		fail_msg("%s", strbuf_str(&b->diag.text));
-	/* the checkpoint here is always f32, whatever types the description mixes */
+	/* this test always writes an f32 checkpoint, so the description must not mix types */
 	b->spec->n_storage = 0;
 	b->spec->checkpoint = "hf";
 	assert_int_equal(tempdir_open(&t), 0);

@@ -1,6 +1,6 @@
-/* cuBLASLt in the runtime, by a stand-in library on the emulated GPU: accuracy of the GEMMs that it
- * runs, the choice and caching of an algorithm, a failure of each of its calls, missing features of
- * a machine, and op times. */
+/* The runtime's use of cuBLASLt, with a stand-in for the library on the emulated GPU: accuracy of
+ * its GEMMs, choice and caching of algorithms, a failure of each call, machines without some
+ * features, and op times. */
 #include "tests/unit/cuda_util.h"
 
 #include <dirent.h>
@@ -95,8 +95,8 @@ close_to(const float *got, const float *want, float most)
 	assert_true(off <= most * (high - low)); /* also fails for NaN */
 }
 
-/* Both paths round activations to the same 16 bits; with bf16 the library's gate and up results are
- * rounded too. */
+/* The library and our own kernels round activations to the same 16 bits; with bf16 the library's
+ * gate and up results are rounded too. */
 static void
 library_and_own_kernels_agree(void **state)
 {
@@ -239,8 +239,8 @@ settle(int32_t chunk, float out[VOCAB])
 	return queries;
 }
 
-/* Tuning results are cached: another open makes no queries. A damaged file is measured again, and
- * only that one. */
+/* Tuning results are cached: another open makes no queries. If a file is damaged, only its GEMMs
+ * are measured again. */
 static void
 choices_are_cached(void **state)
 {
@@ -253,7 +253,7 @@ choices_are_cached(void **state)
 	OK("auto", "bf16", "n_layers=1", "sm_80", MANY, MANY, again);
 	assert_int_equal(calls("MatmulAlgoGetHeuristic"), 0);
 	assert_int_equal(emu_count("cuEventElapsedTime"), 0);
-	assert_memory_equal(again, first, sizeof first); /* the same algorithm again */
+	assert_memory_equal(again, first, sizeof first); /* the same algorithm was selected */
 	assert_int_equal(calls("Create"),
 	                 /* not created if our own kernels are faster everywhere */
 	                 calls("Matmul") > 0);
@@ -266,7 +266,7 @@ choices_are_cached(void **state)
 		assert_int_equal(calls("MatmulAlgoGetHeuristic"), 0);
 		assert_int_equal(calls("Matmul"), 0); /* small steps use our own kernels */
 	}
-	/* larger steps: earlier results are kept */
+	/* earlier results are kept when larger steps are tuned */
 	assert_int_equal(settle(2 * MANY, again), PRODUCTS);
 	assert_int_equal(files(path), PRODUCTS);
 }
@@ -311,7 +311,7 @@ failures_before_a_step_select_own_kernels(void **state)
 	assert_int_equal(calls("MatrixLayoutCreate"), 3 * PRODUCTS);
 }
 
-/* The same if there is no memory for the library's workspace. */
+/* If there is no memory for the library's workspace, our own kernels are used, too. */
 static void
 missing_workspace_selects_own_kernels(void **state)
 {
@@ -408,7 +408,7 @@ op_times_include_library_gemms(void **state)
 		llmc_seq_free(s, q);
 		step_of(s, &q, n, after);
 		assert_memory_equal(after, before, sizeof before);
-		/* its pages may belong to another sequence by now */
+		/* the pages of the freed sequence may belong to another one */
 		llmc_seq_free(s, q);
 		assert_int_equal(llmc_op_times(s, on_op_time, &times, &err), LLMC_E_RANGE);
 		assert_non_null(strstr(err.text, "is not as the last step left it"));
@@ -450,8 +450,8 @@ failures_in_a_step(void **state)
 	close_to(got, own, 1e-2f);
 }
 
-/* During tuning, any call of the driver or the library may fail: either an error with a message or
- * none, and no leaks. */
+/* During tuning, any call of the driver or the library may fail: the result is success, or an error
+ * with a message, and nothing leaks. */
 static void
 failures_while_measuring(void **state)
 {
@@ -485,7 +485,8 @@ failures_while_measuring(void **state)
 	assert_true(failed > 1);
 }
 
-/* In a process of its own, because libraries stay loaded from where they were first opened. */
+/* Runs a test in its own process, because a library that was opened once is not loaded again from
+ * another folder. */
 static int
 in_own_process(const char *mode, const char *dir, llmc_status want, const char *word)
 {
@@ -540,7 +541,7 @@ machines(void **state)
 	    in_own_process("sometimes", NULL, LLMC_E_INPUT,
 	                   "LLMC_CUBLASLT is \"sometimes\", expected auto, always or never"),
 	    0);
-	/* a different library of that name */
+	/* a different library has the same name */
 	snprintf(from, sizeof from, "%s/libnvrtc.so.13", emu);
 	snprintf(to, sizeof to, "%s/libcublasLt.so.13", t.path);
 	assert_int_equal(symlink(from, to), 0);

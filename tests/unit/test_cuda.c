@@ -25,7 +25,7 @@ targets(void **state)
 		{ 110, "cuda-sm_110a" },
 		{ 120, "cuda-sm_120a" },
 		{ 121, "cuda-sm_121a" },
-		{ 101, "cuda-sm_89" }, /* no row of its own */
+		{ 101, "cuda-sm_89" }, /* an architecture without its own row */
 	};
 	char arch[16];
 
@@ -68,7 +68,8 @@ targets(void **state)
 	assert_true(cuda_arch_fits(120, 121));
 }
 
-/* Greedy tokens equal those of the reference interpreter, with host-fed and device-fed steps. */
+/* Greedy tokens equal those of the reference interpreter, with tokens that the host or the device
+ * passes to the next step. */
 static void
 greedy_tokens_equal_the_references(void **state)
 {
@@ -183,7 +184,7 @@ driver_calls_per_token(void **state)
 	emu_count_reset();
 	for (int i = 0; i < N; i++) {
 		assert_int_equal(session_queue_step(s->s, &c, 1, &err), LLMC_OK);
-		if (i == 0) /* two are in flight */
+		if (i == 0) /* two steps are in flight */
 			assert_int_equal(session_queue_step(s->s, &c, 1, &err), LLMC_E_BUSY);
 		assert_int_equal(session_take_sampled(s->s, &id, NULL, &err), LLMC_OK);
 		if (i < 36)
@@ -223,8 +224,8 @@ driver_words(int code, char *buf, size_t cap)
 	dlclose(lib);
 }
 
-/* A driver's own message follows one of ours, "copying weights to the GPU: GPU 0 (H100): ...";
- * without it: a table of memory. */
+/* Returns whether the message has the form "copying weights to the GPU: GPU 0 (H100): ...",
+ * followed by the driver's own message or by a table of memory. */
 static bool
 names_the_step(const llmc_error *err, const char *words)
 {
@@ -289,9 +290,9 @@ errors_name_the_failed_step(void **state)
 	assert_int_equal(whole("cuda", NULL, NEW, got, &(llmc_error){ 0 }), LLMC_OK);
 }
 
-/* The nth driver call fails: an error with a message, or none if only cleanup failed; nothing
- * leaks; and the next open works. 46 means a lost device; codes from 700 on make the context
- * unusable. LLMC_CHECK_ALL=1: twice as many n, LLMC_TEST_FAULTS=1: every n. */
+/* If the nth driver call fails, the result is an error with a message, or success if only cleanup
+ * failed. Nothing leaks, and the next open works. 46 means a lost device; codes from 700 on make
+ * the context unusable. LLMC_CHECK_ALL=1: twice as many n, LLMC_TEST_FAULTS=1: every n. */
 static void
 every_driver_call_may_fail(void **state)
 {
@@ -446,7 +447,7 @@ main(void)
 		cmocka_unit_test(doctor),
 	};
 	const struct CMUnitTest of_opening[] = {
-		/* each opens its own models, which fail or are lost */
+		/* each of these tests opens its own models, which fail or are lost */
 		cmocka_unit_test(errors_name_the_failed_step),
 		cmocka_unit_test(device_lost_during_a_request),
 		cmocka_unit_test(every_driver_call_may_fail),

@@ -41,7 +41,7 @@ on_log(void *user, int level, const char *line)
 	if (sscanf(line, "weights: %d of %d MB on the GPU", &a, &b) == 2 && h->n < MOST) {
 		h->done[h->n++] = a;
 		h->total = b;
-		/* block the loading thread; kernels are compiled meanwhile */
+		/* block the loading thread until a kernel has been compiled */
 		if (h->n == 1)
 			WAIT_FOR(h->side_by_side = files_in(h->kernels) > 0);
 		return;
@@ -85,7 +85,7 @@ progress(void **state)
 		if (runtime_open(m->plan, &r, &rt, &err) != LLMC_OK)
 			fail_msg("%s", err.text);
 		runtime_close(rt);
-		if (small) { /* ten tenths, in order, to the end */
+		if (small) { /* ten lines, in order, one per tenth */
 			assert_int_equal(h.n, 10);
 			for (int i = 1; i < h.n; i++)
 				assert_true(h.done[i] >= h.done[i - 1]);

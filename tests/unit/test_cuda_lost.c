@@ -12,7 +12,7 @@ enum { UNAVAILABLE = 46, NO_DEVICE = 100, ECC = 214, LAUNCH_FAILED = 719 };
 static llmc_model *cpu;
 static int32_t cpu_tokens[NEW];
 
-/* Keep the first error of a scenario. */
+/* Return the first error of a scenario. */
 static llmc_status
 first(llmc_status have, llmc_status status, const llmc_error *e, llmc_error *err)
 {
@@ -23,7 +23,8 @@ first(llmc_status have, llmc_status status, const llmc_error *e, llmc_error *err
 
 /* ---- programs; each returns its first error ---- */
 
-/* Sequences: steps fed by the host and by the device, forks, trims, saved bytes, times of ops */
+/* Use sequences: with tokens from the host and from the device, forks, trims, saved bytes and op
+ * times */
 static llmc_status
 use_session(const char *device, const char *const *set, llmc_error *err)
 {
@@ -47,7 +48,7 @@ use_session(const char *device, const char *const *set, llmc_error *err)
 		status = llmc_session_open(m, &l, &s, err);
 	if (status != LLMC_OK)
 		goto end;
-	/* later calls run even after an error, as those of a careless program */
+	/* later calls run even after an error, because a careless program would make them */
 #define NEXT(call) status = first(status, call, &e, err)
 	NEXT(llmc_seq_new(s, 0, &a, &e));
 	llmc_chunk chunk = { .seq = a, .tok = tok, .n_tok = 40, .n_out = 1 };
@@ -100,8 +101,8 @@ gpu_and_cpu(llmc_error *err)
 	return use_session("cuda", set, err);
 }
 
-/* An engine whose prefix pages move to host memory, with requests that share a prefix, choices, log
- * probabilities and a cancelled one */
+/* Run an engine whose prefix pages move to host memory, with requests that share a prefix, have
+ * several choices or log probabilities, or are cancelled */
 static llmc_status
 engine(llmc_error *err)
 {

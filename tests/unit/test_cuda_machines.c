@@ -9,7 +9,7 @@
 
 static const char *plan_arch; /* architecture to compile for; NULL: the device's own */
 
-/* In a process of its own, because settings of the emulator are read once. */
+/* Runs a test in its own process, because the emulator reads its settings only once. */
 static int
 in_own_process(const char *name, const char *value, llmc_status want, const char *const *words)
 {
@@ -53,7 +53,7 @@ machines(void **state)
 	const char *const too_old[] = { "GPU 0 (Emulated V100) is of architecture sm_70",
 		                        "needs sm_75 (Turing", "--device cpu", NULL };
 	assert_int_equal(in_own_process("LLMC_EMU_GPU", "sm_70", LLMC_E_MISSING, too_old), 0);
-	plan_arch = "sm_75"; /* also with a plan for another architecture */
+	plan_arch = "sm_75"; /* the next test has a plan for another architecture */
 	assert_int_equal(in_own_process("LLMC_EMU_GPU", "sm_70", LLMC_E_MISSING, too_old), 0);
 	plan_arch = "sm_80";
 	assert_int_equal(in_own_process("LLMC_EMU_GPU", "sm_75", LLMC_E_MISSING,
@@ -64,8 +64,8 @@ machines(void **state)
 	assert_int_equal(in_own_process("LLMC_EMU_DRIVER", "12040", LLMC_E_MISSING,
 	                                (const char *[]){ "13.0", "CUDA 12", "NVRTC", NULL }),
 	                 0);
-	/* CUDA 12.8 does not know sm_121; kernels shared with 12.0 are compiled for that. A Thor
-	 * runs its own images only. */
+	/* NVRTC of CUDA 12.8 has no sm_121, so kernels that sm_120 shares are compiled for sm_120.
+	 * A Thor runs images for its own architecture only. */
 	setenv("LLMC_EMU_NVRTC", "12080", 1);
 	assert_int_equal(
 	    in_own_process("LLMC_EMU_GPU", "sm_121", LLMC_OK, (const char *[]){ NULL }), 0);
@@ -88,7 +88,8 @@ machines(void **state)
 	tempdir_close(&t);
 }
 
-/* The limits that the error of a too large session suggests do fit; twice as much does not. */
+/* A session with the limits that the error message suggests fits; one with twice as much does
+ * not. */
 static int
 check_suggested_limits(void)
 {
@@ -262,7 +263,7 @@ with_wheel(const char *file)
 }
 
 /* LLMC_CUDA_LIBDIR names a folder with NVRTC only, or one that contains it as in Python's
- * site-packages: the driver is the system's. */
+ * site-packages: the system's driver is used. */
 static void
 nvrtc_without_a_driver_next_to_it(void **state)
 {
@@ -297,7 +298,7 @@ nvrtc_without_a_driver_next_to_it(void **state)
 
 /* From sm_90 on, each kernel of a decode step except the first starts before its predecessor ends,
  * on the same SMs (PDL). On older GPUs, and in graphs of drivers before CUDA 12.3, no edge requests
- * that. No graph changes the shared memory carveout of an SM. */
+ * an early start. No graph changes the shared memory carveout of an SM. */
 static void
 overlaps(const char *gpu, const char *driver, bool all)
 {

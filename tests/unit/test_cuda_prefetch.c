@@ -60,7 +60,8 @@ windows_continue_each_other(void **state)
 	}
 }
 
-/* 4.5 MB of 128 experts of 1 MB are five matrices. Each CTA has an equal part of each. */
+/* A prefetch of 4.5 MB from 128 experts of 1 MB covers parts of five matrices. Each CTA has an
+ * equal part of each. */
 static void
 parts_of_experts_stay_within_a_matrix(void **state)
 {

@@ -1,6 +1,7 @@
 /* A session on the emulated GPU compared with one of the reference interpreter: the same calls in
- * random order give the same logits and sampled tokens. Forks (copy on write), trims, save and
- * load, mixed steps, several decode buckets, host-fed and device-fed steps. */
+ * random order give the same logits and sampled tokens. The calls include forks (copy on write),
+ * trims, save and load, mixed steps, several decode buckets, and tokens from the host or the
+ * device. */
 #include "tests/unit/cuda_util.h"
 
 #include <math.h>
@@ -55,7 +56,8 @@ best(const float *v)
 			fail_msg("%s: %s", #call, e_.text);                                        \
 	} while (0)
 
-/* Run one step of some sequences on both; device-fed if `ahead`. */
+/* Run one step of some sequences in both sessions. ahead: the device feeds the tokens to the
+ * step. */
 static void
 step(Pair *p, bool ahead)
 {
@@ -92,7 +94,7 @@ step(Pair *p, bool ahead)
 	if (!n)
 		return;
 	OK(llmc_forward(p->s[0], c[0], (size_t)n, want, err));
-	if (masked) { /* mask some of the rows, with few or many tokens */
+	if (masked) { /* mask some of the rows; a mask allows few or many tokens */
 		for (int32_t i = 0; i < n; i++) {
 			int32_t few = random_below(2) ? 1 : 200;
 			memset(bits[i], 0, sizeof bits[i]);
@@ -216,7 +218,7 @@ many_steps_of(const char *const *set, int steps)
 			step(&p, random_below(3) > 0);
 		}
 	}
-	/* now graphs of every size exist: no step captures one */
+	/* prepare graphs of every size: no later step captures one */
 	OK(session_prepare(p.s[1]->s, err));
 	long made = emu_count("cuGraphInstantiateWithFlags");
 	for (int32_t i = 0; i < SEQS; i++)
@@ -342,7 +344,8 @@ sessions_close_with_steps_in_flight(void **state)
 		c.n_tok = 4;
 		for (int i = 0; i < steps; i++) {
 			OK(session_queue_step(s->s, &c, 1, err));
-			c.tok = NULL; /* then the token that the previous step sampled */
+			/* later steps read the token that the previous step sampled */
+			c.tok = NULL;
 			c.n_tok = 1;
 		}
 		llmc_session_close(s);
@@ -474,8 +477,8 @@ grammar_masks_on_the_device_equal_the_hosts(void **state)
 			grammar_close(g[i]);
 }
 
-/* Steps in flight with masks of their own: each sequence has a single allowed token, and samples
- * it. */
+/* Each step in flight has its own masks: they allow each sequence a single token, which it must
+ * sample. */
 static void
 masks_in_flight(void **state)
 {
@@ -564,8 +567,8 @@ pages_of_steps_in_flight(void **state)
 	OK(kv_prefix_open(kv, err));
 	for (int round = 0; round < 20; round++) {
 		const int p = random_below(PROMPTS);
-		const int32_t end =
-		    round % 2 ? length[p] : random_below(length[p]); /* cancelled there */
+		/* the request is cancelled at this length */
+		const int32_t end = round % 2 ? length[p] : random_below(length[p]);
 		OK(llmc_seq_new(s[1], 0, &q, err));
 		OK(session_sample_params(s[1]->s, q, &greedy, NULL, 0, NULL, 0, err));
 		for (int32_t at = session_prefix_find(s[1]->s, q, tok[p], length[p]); at < end;) {

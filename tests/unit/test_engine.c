@@ -1,7 +1,7 @@
 /* The engine on a compiled tiny model: many concurrent requests, with cancels, preemption, prefix
- * hits, choices and seeds, give the same tokens as each request alone. Rejected, cancelled, late or
- * broken requests do not affect others and leak nothing. All tests are in one file because they use
- * the same requests. Running each of these alone takes longest, and is done once per model. */
+ * hits, choices and seeds, get the tokens that each of them gets alone. Rejected, cancelled, late
+ * or broken requests do not affect others and leak nothing. All tests are in one file because they
+ * use the same requests. Running each of these alone takes longest, and is done once per model. */
 #include <math.h>
 #include <poll.h>
 #include <pthread.h>
@@ -25,7 +25,7 @@
 enum { VOCAB = 300, MOST = 256, CONTEXT = 160, CROWD = 64 };
 
 static const llmc_model *crowd_of; /* model that `crowd` was computed with */
-/* draft_model: a separate one if the model has recurrent states */
+/* draft_model: a separate model if the model has recurrent states */
 static llmc_model *model, *draft_model;
 /* quick: LLMC_TEST_QUICK, under sanitizers: only tests with threads; reduced: minimal rounds,
  * without LLMC_CHECK_ALL */
@@ -80,7 +80,7 @@ tear_down(void **state)
 	if (draft_model != model)
 		llmc_close(draft_model);
 	llmc_close(model);
-	crowd_of = NULL; /* the next model may get the same address */
+	crowd_of = NULL; /* forget the model, because the next one may get its address */
 	return 0;
 }
 
@@ -223,7 +223,8 @@ make_request(TestRequest *a, uint64_t *r)
 	a->p = LLMC_INIT(llmc_params);
 	a->n_prompt = 1 + (int32_t)roll(r, roll(r, 3) ? 60 : 100);
 	int32_t same = roll(r, 2) ? a->n_prompt : (int32_t)roll(r, (uint32_t)a->n_prompt + 1);
-	for (int32_t i = 0; i < CONTEXT; i++) /* all of it, because tests may lengthen the prompt */
+	/* fill the whole context, because tests may lengthen the prompt */
+	for (int32_t i = 0; i < CONTEXT; i++)
 		a->prompt[i] = 3 + (i < same ? (int32_t)((family + 7) * (uint32_t)(i + 3) % 290)
 		                             : (int32_t)roll(r, 290));
 	a->p.max_tokens = 1 + (int32_t)roll(r, 60) + (roll(r, 2) ? 0 : (int32_t)roll(r, 90));
@@ -381,8 +382,8 @@ client(void *user)
 	return NULL;
 }
 
-/* Submitted from four threads, with every fifth request cancelled at some point; then all at once
- * before the first step. */
+/* Four threads submit requests and cancel every fifth one at some point. Then all requests are
+ * submitted before the first step. */
 static void
 concurrent_requests_equal_single_ones(void **state)
 {
@@ -440,8 +441,8 @@ concurrent_requests_equal_single_ones(void **state)
 	}
 }
 
-/* Grammar masks are the same whether a separate thread computes them during the step, or the engine
- * after it. */
+/* Grammar masks do not depend on whether a separate thread computes them during the step, or the
+ * engine after the step. */
 static void
 masks_made_ahead_change_nothing(void **state)
 {
@@ -663,8 +664,8 @@ draft_tokens_change_nothing(void **state)
 	close_engine(b);
 }
 
-/* Sequences with fewer tokens than a step may have draft rows: their rows use the single-row form
- * of attention, also when they are recomputed. */
+/* Rows of a sequence that is shorter than the limit of draft rows use the single-row form of
+ * attention, also when they are recomputed. */
 static void
 short_sequences_keep_their_attention_form(void **state)
 {
@@ -694,7 +695,8 @@ short_sequences_keep_their_attention_form(void **state)
 	close_engine(b);
 }
 
-/* Drafts from the known answers of the crowd with this prefix; `wrong` tokens of five are wrong */
+/* Drafts from the known answers of the crowd's requests that have this prefix; `wrong` of five
+ * tokens are wrong */
 typedef struct CrowdDrafts {
 	uint64_t random;
 	uint32_t wrong;
@@ -787,8 +789,9 @@ concurrent_requests_with_draft_tokens(void **state)
 	}
 }
 
-/* The model itself, or another one, drafts in a session with memory for two sequences of eight. The
- * answers are the same whether a sequence finds memory there, is cancelled, or preempted. */
+/* The model itself, or another one, drafts in a session that has memory for only two of eight
+ * sequences. The answers do not depend on whether a sequence finds memory in that session, is
+ * cancelled, or is preempted. */
 static void
 a_draft_model_changes_nothing(void **state)
 {
@@ -946,7 +949,7 @@ logprobs_match_the_logits(void **state)
 	assert_int_equal(llmc_forward(s, &c, 1, logits, NULL), LLMC_OK);
 	llmc_session_close(s);
 	for (int round = 0; round < 2;
-	     /* in the second round the prompt is in the cache, and must run nevertheless */
+	     /* in the second round the prompt is in the cache, but must be computed nevertheless */
 	     round++) {
 		TestEngine b = open_engine(4, 48, 0, NULL);
 		llmc_request q = request(&a);
@@ -1015,13 +1018,14 @@ queue_and_cache_are_limited(void **state)
 	assert_int_equal(id, 0);
 	assert_int_equal(counts(b).refused, 1);
 	assert_int_equal(counts(b).waiting, 2);
-	/* a finished request frees its queue slot, whether its events are read or not */
+	/* a finished request frees its queue slot, even if its events are not read */
 	engine_cancel(b.e, first, true);
 	engine_pause(b.e, false);
 	assert_int_equal(engine_next(b.e, first, 0, &ev, &err), LLMC_E_RANGE);
 	last(b, LLMC_ANY, &ev);
 	assert_int_equal(ev.request, 2);
-	/* the same prompt again: three of its pages are found, the fourth holds the token to run */
+	/* submit the same prompt again: three of its pages are found; the fourth has the token that
+	 * must be computed */
 	id = submit(b, &q);
 	last(b, id, &ev);
 	assert_int_equal(ev.n_cached, 96);
@@ -1123,8 +1127,8 @@ requests_that_cannot_run_are_rejected(void **state)
 	close_engine(b);
 }
 
-/* One request is cancelled, one is late, one has no token to sample; the request next to them
- * answers as alone. */
+/* One request is cancelled, one exceeds its time limit, one has no token to sample. The request
+ * that runs with these gets the answer that it gets alone. */
 static void
 failed_requests_do_not_affect_others(void **state)
 {
@@ -1256,7 +1260,7 @@ draining_finishes_or_cuts_requests(void **state)
 	assert_int_equal(n, 11);
 	assert_int_equal(engine_next(b.e, LLMC_ANY, -1, &ev, &err), LLMC_E_CANCELLED);
 	close_engine(b);
-	/* no time left: cut off; nothing leaks although no events are read */
+	/* without time left the requests are cut off; nothing leaks although no events are read */
 	b = open_engine(4, 64, 0, NULL);
 	engine_pause(b.e, true);
 	a.p.max_tokens = 150;

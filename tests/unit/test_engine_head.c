@@ -1,7 +1,6 @@
-/* An engine whose model has an MTP head or a draft checkpoint (mtp.part), all of whose draft tokens
- * run: the output
- * equals that of the model alone, and the draft tokens are those that the head computes step by
- * step, whatever chunks, preemption and choices there are. */
+/* An engine whose model has an MTP head or a draft checkpoint (mtp.part), which runs all draft
+ * tokens. The output equals that of the model alone, and the draft tokens are those that the head
+ * computes step by step, for any chunks, preemption and choices. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -198,7 +197,7 @@ make_request(TestRequest *a, uint64_t *r)
 	*a = (TestRequest){ .p = LLMC_INIT(llmc_params),
 		            .n_prompt = 1 + (int32_t)roll(r, 60),
 		            .choices = 1 + (int32_t)roll(r, CHOICES) };
-	/* some have a shared prefix longer than a page */
+	/* some requests share a prefix that is longer than a page */
 	const int32_t alike = roll(r, 2) ? 40 : 0;
 	for (int32_t i = 0; i < a->n_prompt; i++)
 		a->prompt[i] = i < alike ? i * 7 % VOCAB : (int32_t)roll(r, VOCAB);
@@ -239,7 +238,7 @@ gather(TestEngine b, TestRequest *a)
 	llmc_event_release(&ev);
 }
 
-/* Input rows of the head: n rows of the model, or of the head itself */
+/* Return input rows of the head: n rows of the model, or of the head itself */
 static const float *
 joined(const float *row, int32_t n, bool own)
 {
@@ -254,7 +253,7 @@ joined(const float *row, int32_t n, bool own)
 	return came;
 }
 
-/* One sequence; its expected draft tokens come from a session of the head alone. */
+/* The draft tokens of one sequence equal those of a session with only the head. */
 static void
 draft_tokens_equal_the_heads(void **state)
 {
@@ -346,8 +345,8 @@ draft_tokens_equal_the_heads(void **state)
 	}
 }
 
-/* Many requests at once, in little memory, with several choices: the answers equal those of each
- * alone without drafts. */
+/* Many requests with several choices run at once in little memory; each gets the answer that it
+ * gets alone and without drafts. */
 static void
 output_is_unchanged_by_draft_tokens(void **state)
 {

@@ -61,7 +61,8 @@ tear_down(void **state)
 
 static const int32_t prompt[] = { 3, 4, 5, 6, 7 };
 
-/* Returns E_MEMORY, from submit or as an event, or all 6 tokens. */
+/* Runs a request, which either fails with E_MEMORY (in submit, or by an event) or generates all 6
+ * tokens. */
 static llmc_status
 run_request(Engine *e)
 {

@@ -24,7 +24,7 @@ static PlanPool pools[] = { { .id = "kv",
 	                      .k_dim = 1,
 	                      .v_dim = 1 } };
 static const Plan plan = { .n_pool = 1, .pool = pools };
-/* A recurrent state next to the KV pages: the value of the last position */
+/* A pool of recurrent states next to the KV pages; a state holds the value of the last position */
 static PlanPool state_pools[] = { { .id = "kv",
 	                            .k = KVT_F32,
 	                            .v = KVT_F32,
@@ -41,7 +41,8 @@ static PlanPool state_pools[] = { { .id = "kv",
 	                            .k_dim = 1,
 	                            .v_dim = 1 } };
 static const Plan state_plan = { .n_pool = 2, .pool = state_pools };
-/* Sliding-window layers next to the KV pages, with and without a state: a copy of the values */
+/* A pool of sliding-window pages next to the KV pages, with and without a state; it holds a copy of
+ * the values */
 #define WINDOW_POOL                                                                                \
 	{ .id = "kv_window",                                                                       \
 	  .k = KVT_F32,                                                                            \
@@ -273,8 +274,8 @@ window_cell(FakeModel *f, llmc_seq q, int32_t pos)
 	       pos % PLAN_KV_PAGE;
 }
 
-/* Rows at .. end - 1 write window pages, and read in them the positions in each row's window, and
- * the sinks. */
+/* The rows at .. end - 1 write their window pages. Each row reads the positions of its window and
+ * the sinks from these pages. */
 static void
 see_window(FakeModel *f, llmc_seq q, int32_t at, int32_t end)
 {
@@ -297,7 +298,7 @@ fake_forward(FakeModel *f, const llmc_chunk *c, int32_t rows, uint32_t state[1 +
 
 	if (own && at) /* the recurrent state must be that of the previous position */
 		assert_int_equal(*own, *cell(f, c->seq, at - 1, true));
-	if (f->kv.window) /* window pages are too few to keep unneeded ones */
+	if (f->kv.window) /* there are too few window pages to keep those that are not needed */
 		f->n_dropped += !kv_can_trim(&f->kv, c->seq, at / 2);
 	kv_extend(&f->kv, c->seq, c->n_tok);
 	for (int32_t i = 0; i < c->n_tok; i++) {
@@ -467,7 +468,7 @@ finish_some(Sim *m)
 	}
 }
 
-/* state: after its last token, then after each draft token */
+/* state: the state after the last token, then the state after each draft token */
 static void
 answer(Sim *m, SchedSeq *c, const uint32_t *state)
 {
@@ -552,7 +553,8 @@ simulate(Sim *m, SchedLimits lim, int steps, int choices, int busy,
 	o.user = &m->f;
 	m->f.save = save;
 	m->slowest = 0;
-	/* fewer than sessions allocate: the windows of all sequences, and the rows of a step */
+	/* sessions allocate more: here there are only pages for the windows of all sequences and
+	 * the rows of a step */
 	const Plan *p = m->windows == 2    ? &exact_plan
 	                : m->windows       ? lim.page_aligned ? &both_plan : &window_plan
 	                : lim.page_aligned ? &state_plan
@@ -572,7 +574,7 @@ simulate(Sim *m, SchedLimits lim, int steps, int choices, int busy,
 	if (!lim.no_prefix)
 		assert_int_equal(kv_prefix_open(&m->f.kv, NULL), LLMC_OK);
 	assert_int_equal(kv_marks_open(&m->f.kv, lim.states ? (lim.seqs + 1) / 2 : 0, NULL),
-	                 LLMC_OK); /* fewer than sequences with drafts */
+	                 LLMC_OK); /* there are fewer marks than sequences with drafts */
 	assert_int_equal(sched_open(&lim, &o, &m->s, NULL), LLMC_OK);
 	for (int i = 0; i < steps; i++) {
 		while (m->n_live < busy && roll(&m->f, 4) == 0)
@@ -1107,13 +1109,14 @@ admission_stops_at_the_first_request_over_the_token_budget(void **state)
 	SchedReq *a = add_request(m, 10, 40, 1), *b = add_request(m, 20, 40, 1),
 	         *c = add_request(m, 5, 5, 1);
 	quiet_step(m);
-	assert_true(a->started && !b->started && !c->started); /* c would fit, but it came later */
+	/* c would fit, but must wait because it came later */
+	assert_true(a->started && !b->started && !c->started);
 	assert_int_equal(m->s->total_tokens, 50);
 	sched_cancel(m->s, a);
 	quiet_step(m);
 	assert_true(b->started && c->started);
 	assert_int_equal(m->s->total_tokens, 70);
-	/* cost of choices: the prompt once */
+	/* choices cost the memory of the prompt only once */
 	SchedReq *d = sched_req_new((const int32_t[]){ 1, 2 }, 2, 25, 4);
 	assert_string_equal(sched_reject_reason(&m->s->lim, d),
 	                    "prompt and new tokens are more than max_batch_total_tokens");
@@ -1133,8 +1136,8 @@ higher_priority_runs_first(void **state)
 	assert_true(a->started && b->started);
 	SchedReq *later = add_request(m, 5, 40, 1), *urgent = add_request_at(m, 6, 40, 1, -1);
 	assert_ptr_equal(m->s->first, urgent);
-	/* it replaces the running request with the worst priority; the other one of its priority
-	 * stays */
+	/* the urgent request replaces a running request of the worst priority; the other request of
+	 * that priority remains */
 	quiet_step(m);
 	assert_true(urgent->started && !later->started);
 	assert_int_equal(b->seq[0].state, SEQ_PREEMPTED);
@@ -1188,7 +1191,7 @@ decoding_is_not_interrupted_until_enough_requests_wait(void **state)
 	assert_true(r[0]->started && r[1]->started); /* no request was running */
 	r[2] = add_request(m, 5, 100, 1);
 	quiet_step(m);
-	assert_false(r[2]->started); /* one waits, floor(2 * 1.2) are needed */
+	assert_false(r[2]->started); /* one request waits, but floor(2 * 1.2) must wait */
 	r[3] = add_request(m, 5, 100, 1);
 	quiet_step(m);
 	assert_true(r[2]->started && r[3]->started);
@@ -1203,7 +1206,7 @@ decoding_is_not_interrupted_until_enough_requests_wait(void **state)
 }
 
 /* Models with recurrent states: rows that remain after a page-aligned chunk go to another prompt,
- * if its chunk ends at a page boundary or at its end. */
+ * if its chunk then ends at a page boundary or at the prompt's end. */
 static void
 prefill_chunks_end_at_page_boundaries(void **state)
 {
@@ -1245,7 +1248,7 @@ prefill_chunks_run_with_decoding(void **state)
 	close_sim(m);
 }
 
-/* An image, or a whole prompt, as long as a step runs although another request always decodes. */
+/* An image, or a whole prompt, that fills a step runs although another request always decodes. */
 static void
 chunks_as_long_as_a_step_run_with_decoding(void **state)
 {
@@ -1290,7 +1293,8 @@ the_youngest_is_preempted_and_resumed_first(void **state)
 	assert_true(a->started && b->started);
 	while (!b->seq[0].n_preempted)
 		quiet_step(m);
-	assert_int_equal(a->seq[0].n_preempted, 0); /* both had three pages, a needs a fourth */
+	/* both had three pages, and a needs a fourth one */
+	assert_int_equal(a->seq[0].n_preempted, 0);
 	assert_int_equal(a->seq[0].n_tok, b->seq[0].n_tok + 1);
 	assert_int_equal(b->seq[0].state, SEQ_PREEMPTED);
 	SchedReq *c = add_request(m, 5, 5, 1);

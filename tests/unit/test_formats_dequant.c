@@ -54,7 +54,7 @@ blocks_match_the_gguf_package(void **state)
 		float *x = malloc(4 * n);
 		unsigned char *b = malloc(size + 1);
 		if (kind == 'D') {
-			/* one byte off: sources need no alignment */
+			/* unaligned by one byte: sources need no alignment */
 			memcpy(b + 1, blocks, size);
 			dequant_row(d, b + 1, x, n);
 			for (uint32_t i = 0; i < n; i++) {
@@ -79,7 +79,8 @@ blocks_match_the_gguf_package(void **state)
 	}
 	file_unmap(&m);
 	for (int d = DT_Q4_0; d <= DT_TQ2_0; d++) {
-		if (d == DT_MXFP4 || d == DT_NVFP4) /* by their definition, below */
+		/* tested below by the definitions of these types */
+		if (d == DT_MXFP4 || d == DT_NVFP4)
 			continue;
 		assert_true(seen_from[d]);
 		assert_true(seen_to[d] || d >= DT_Q4_K);
@@ -180,8 +181,8 @@ groups_dequantise_by_their_definition(void **state)
 	}
 }
 
-/* Groups of other bit widths and with minima: single bits, at the positions documented in
- * templates/common/llmc_groups.h, and back */
+/* Groups of other bit widths and with minima: single bits are at the positions that
+ * templates/common/llmc_groups.h documents, and packing them gives the original bytes */
 static void
 group_bits_are_at_documented_positions(void **state)
 {
@@ -236,7 +237,8 @@ group_bits_are_at_documented_positions(void **state)
 	}
 }
 
-/* E2M1 by its definition, every code at every position; scales by theirs; and back */
+/* Dequantises every E2M1 code at every position, and every scale, by their definitions; quantising
+ * gives the codes back */
 static void
 four_bit_floats_dequantise_by_their_definition(void **state)
 {
@@ -283,8 +285,8 @@ four_bit_floats_dequantise_by_their_definition(void **state)
 	            e8m0_to_f32(254) == 0x1p127f);
 }
 
-/* Rounding between two neighbours: the midpoint goes to the even one, the next float on either side
- * to the nearer one. */
+/* Rounding between two neighbours: the midpoint goes to the even neighbour; the next float on
+ * either side of the midpoint goes to the nearer neighbour. */
 static void
 rounding_is_to_nearest_even(void **state)
 {

@@ -431,7 +431,7 @@ bad_tensors_are_rejected(void **state)
 	ONE(tensor(&b, "w", 4, (int64_t[]){ 1, 1ll << 32, 1ll << 32, 1ll << 32 }, 0, 0));
 	refused(&b, "too large to count");
 	ONE(tensor(&b, "w", 4, (int64_t[]){ 3, 1ll << 32, 1ll << 31, 5 }, 999, 0));
-	refused(&b, "too large to count"); /* also for a type that is not read */
+	refused(&b, "too large to count"); /* the error also occurs for a type that is not read */
 	ONE(matrix(&b, "w", INT64_MAX, 1, 0, 0));
 	refused(&b, "too large to count");
 	ONE(matrix(&b, "w", 33, 2, 8, 0));
@@ -547,7 +547,7 @@ parts_are_joined(void **state)
 
 	(void)state;
 	assert_int_equal(tempdir_open(&dir), 0);
-	/* the first may have keys only, and other parts need not repeat the name */
+	/* the first part may have keys only, and other parts need not repeat the name */
 	put_part(&dir, A, &(Part){ 0, 3, 5, 'a', 0, "model" });
 	put_part(&dir, B, &(Part){ 1, 3, 5, 'a', 3, NULL });
 	put_part(&dir, C, &(Part){ 2, 3, 5, 'd', 2, "model" });

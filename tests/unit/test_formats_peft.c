@@ -1,5 +1,5 @@
-/* Lookup of the factor pair of an adapter for a module name. The effect of adapters on logits is
- * tested in tests/e2e/test_adapters.py. */
+/* Tests how an adapter's factor pair is looked up by a module's name. The effect of adapters on
+ * logits is tested in tests/e2e/test_adapters.py. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -174,8 +174,8 @@ rejected_pickles_are_named(void **state)
 	}
 }
 
-/* A list of a million pairs, turned into dicts repeatedly by way of the memo: rejected long before
- * memory runs out. */
+/* A pickle that converts a list of a million pairs from the memo to dicts repeatedly is rejected
+ * long before memory runs out. */
 static void
 pickles_do_not_grow_beyond_their_bytes(void **state)
 {
@@ -370,7 +370,7 @@ values_are_bounded(void **state)
 	}
 }
 
-/* A long string is no name; it is kept as a value that weights do not need. */
+/* A long string is not a name, so it is read as a value that weights do not need. */
 static void
 strings_are_bounded(void **state)
 {

@@ -69,7 +69,8 @@ version_2(void **state)
 	put("/sys/fs/cgroup/a/memory.max", "268435456\n"); /* a parent's limit applies too */
 	put("/sys/fs/cgroup/a/memory.current", "167772160\n");
 	expect(96, 256, "/sys/fs/cgroup/a/memory.max");
-	put("/sys/fs/cgroup/a/memory.current", "999999999\n"); /* above its limit */
+	/* the group uses more than its limit */
+	put("/sys/fs/cgroup/a/memory.current", "999999999\n");
 	expect(0, 256, "/sys/fs/cgroup/a/memory.max");
 }
 
@@ -81,7 +82,8 @@ in_a_container_the_group_is_the_root(void **state)
 	put("/sys/fs/cgroup/memory.max", "2147483648\n");
 	put("/sys/fs/cgroup/memory.current", "1073741824\n");
 	expect(1024, 2048, "/sys/fs/cgroup/memory.max");
-	put_host("4:cpu:/x\n5:memory:/docker/1\n"); /* its folder is mounted as the root */
+	/* the folder of the control group is mounted as the root */
+	put_host("4:cpu:/x\n5:memory:/docker/1\n");
 	put("/sys/fs/cgroup/memory/memory.limit_in_bytes", "2147483648\n");
 	put("/sys/fs/cgroup/memory/memory.usage_in_bytes", "1073741824\n");
 	expect(1024, 2048, "/sys/fs/cgroup/memory/memory.limit_in_bytes");

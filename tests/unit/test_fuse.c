@@ -18,7 +18,7 @@ value_name(const Graph *g, int v)
 	return v < 0 ? "-" : g->val[v].name;
 }
 
-/* Each block adds to the residual stream that the next one reads. */
+/* Each block adds to the residual stream, which the next block reads. */
 BENCH_TEST(fuse_keeps_the_residual_stream)
 {
 	Graph *g = fused(b, "llama", TINY_GQA TINY_FFN);
@@ -81,7 +81,8 @@ BENCH_TEST(a_sandwich_norm_keeps_matmul_and_add_apart)
 	assert_int_equal(graph_count(g, OP_norm_qkv), 2);
 }
 
-/* The residual branch reads the norm's output, so the norm stays, and no kernel repeats it. */
+/* The residual branch reads the norm's output, so the norm remains a step, and no kernel repeats
+ * it. */
 BENCH_TEST(a_norm_that_the_residual_reads_stays)
 {
 	const Graph *g = fused(
@@ -92,7 +93,7 @@ BENCH_TEST(a_norm_that_the_residual_reads_stays)
 	assert_int_equal(graph_count(g, OP_layernorm), 1 + 2 * 2);
 }
 
-/* Two blocks share a norm: both kernels repeat it, and the op is gone. */
+/* Two blocks share a norm: the kernels of both repeat the norm, and its own step is removed. */
 BENCH_TEST(a_shared_norm_is_repeated)
 {
 	const Graph *g = fused(
@@ -195,7 +196,7 @@ BENCH_TEST(a_shared_expert_may_stay_apart)
 	assert_int_equal(graph_count(g, OP_rmsnorm), 0);
 }
 
-/* A norm after the experts: there is no residual to add to. */
+/* With a norm after the experts, the fused op has no residual to add to. */
 BENCH_TEST(an_moe_layer_may_have_no_residual)
 {
 	const Graph *g =
@@ -256,7 +257,8 @@ BENCH_TEST(lm_head_absorbs_the_softcap)
 	assert_string_equal(value_name(g, op->arg[ARG(lm_head, logits)]), "logits");
 }
 
-/* Without a template nothing is fused: it would only make the reference's steps longer. */
+/* Without a template nothing is fused, because fusion would only make the reference's steps
+ * longer. */
 BENCH_TEST(nothing_is_fused_without_templates)
 {
 	bench_spec(b, "llama", TINY_GQA TINY_FFN);
@@ -268,7 +270,7 @@ BENCH_TEST(nothing_is_fused_without_templates)
 	assert_int_equal(g->n_op, n);
 }
 
-/* A template without a fused norm: the norm stays an op. */
+/* If the template has no fused norm, the norm remains its own step. */
 BENCH_TEST(the_norm_stays_out_where_the_template_wants_it)
 {
 	static const char text[] =
@@ -350,7 +352,7 @@ BENCH_TEST(deterministic_latent_attention_is_absorbed)
 	assert_int_equal(graph_first(g, OP_mla_attend)->arg[ARG(mla_attend, v_b)], -1);
 }
 
-/* Keys and values as large as the latents: expanding saves nothing. */
+/* If keys and values are as large as the latents, expansion saves nothing. */
 BENCH_TEST(wide_heads_are_not_expanded)
 {
 	const Graph *g = fused(

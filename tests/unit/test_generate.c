@@ -1,6 +1,6 @@
-/* llmc_generate on a tiny model: the same tokens as plain forwards and a sampler, next to other
- * sequences of the session and after a cancellation; a clear error if those sequences leave too few
- * pages; and grammars of fewer tokens than the model has. */
+/* llmc_generate on a tiny model: it gives the tokens of plain forwards and a sampler, next to other
+ * sequences of the session and after a cancellation. If those sequences leave too few pages, there
+ * is an error. A grammar may have fewer tokens than the model. */
 #include <string.h>
 
 #include "tests/unit/alone.h"
@@ -147,10 +147,10 @@ other_sequences_leave_too_few_pages(void **state)
 	llmc_error err;
 
 	(void)state;
-	llmc_seq other =
-	    occupy(s, CONTEXT -
-	                  /* two pages are free: enough for the prompt, not for the output */
-	                  2 * LLMC_KV_PAGE);
+	llmc_seq other = occupy(s, CONTEXT -
+	                               /* two pages are free, which is enough for the prompt but not
+	                                * for the output */
+	                               2 * LLMC_KV_PAGE);
 	p.max_tokens = 2 * LLMC_KV_PAGE;
 	assert_int_equal(llmc_generate(s, prompt, N_PROMPT, &p, on_token, &h, NULL, &err),
 	                 LLMC_E_FULL);

@@ -66,8 +66,8 @@ allowed(Matcher *m, int32_t id)
 	return all || (bits[id >> 5] >> (id & 31) & 1);
 }
 
-/* Does the grammar accept the text, byte by byte? At each position a longer token must be allowed
- * exactly if its bytes are. */
+/* Returns whether the grammar accepts the text, byte by byte. At each position, a longer token must
+ * be allowed exactly if its bytes are allowed. */
 static bool
 accepts(Grammar *g, const char *text)
 {
@@ -318,7 +318,7 @@ errors_name_their_position(void **state)
 		{ LLMC_GRAMMAR_REGEX, "\\1", "back-references" },
 		{ LLMC_GRAMMAR_REGEX,
 		  "(" TEN_E TEN_E TEN_E TEN_E TEN_E TEN_E TEN_E TEN_E TEN_E TEN_E,
-		  "\xc3\xa9... at byte 201" }, /* not within a character */
+		  "\xc3\xa9... at byte 201" }, /* the position is not within a character */
 		{ LLMC_GRAMMAR_GBNF, "x ::= \"b\"\nroot ::= root \"a\"",
 		  "line 2: 'root': the rule begins with itself, and left recursion" },
 		{ LLMC_GRAMMAR_LARK, "start: a\na: b \"x\"\nb: a | \"y\"",

@@ -89,7 +89,7 @@ BENCH_TEST(absurd_sizes_are_refused)
 	assert_non_null(strstr(strbuf_str(&b->diag.text), "moe.n_experts = 65536 in 4096 layers"));
 }
 
-/* q, k and v in one tensor, stacked head by head: each takes its rows of every head. */
+/* q, k and v are in one tensor, stacked head by head; each of them has some rows of every head. */
 #define TINY_LINEAR                                                                                \
 	TINY_GQA TINY_FFN "linear: {layers: [0], k_heads: 2, v_heads: 4, k_dim: 8, v_dim: 8}\n"
 

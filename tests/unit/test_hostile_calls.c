@@ -52,7 +52,7 @@ must(bool holds, const llmc_error *e, llmc_status s, const char *call, int line)
 
 #define MUST(x) must((x), NULL, LLMC_OK, #x, __LINE__)
 
-/* A call with a bad argument: an error, with err and without */
+/* Checks that a call with a bad argument is an error, with and without err */
 #define REFUSED(call)                                                                              \
 	do {                                                                                       \
 		llmc_error e_ = { 0 }, *err = &e_;                                                 \
@@ -63,7 +63,7 @@ must(bool holds, const llmc_error *e, llmc_status s, const char *call, int line)
 		s_ = (call);                                                                       \
 		MUST(s_ != LLMC_OK);                                                               \
 	} while (0)
-/* Any result, but no crash */
+/* Checks that a call does not crash; any result is right */
 #define RUNS(call)                                                                                 \
 	do {                                                                                       \
 		llmc_error e_ = { 0 }, *err = &e_;                                                 \
@@ -184,7 +184,7 @@ opening(void)
 	REFUSED(llmc_open("configs/tiny.yaml", &o, &m, err));
 	o.arch = NULL;
 	o.tower = true;
-	RUNS(llmc_open("configs/tiny.yaml", &o, &m, err)); /* a description has its part */
+	RUNS(llmc_open("configs/tiny.yaml", &o, &m, err)); /* a description names its part */
 	llmc_close(m);
 	o.tower = false;
 	o.size = SIZE_MAX; /* a later version */
@@ -314,7 +314,7 @@ sequences(void)
 	REFUSED(llmc_take_sampled(s, ids, NULL, err));
 	REFUSED(llmc_embed(s, tok, 3, LLMC_POOL_MEAN, true, logits, err));
 	c.n_tok = 2;
-	WORKS(llmc_forward(s, &c, 1, NULL, err)); /* no copy */
+	WORKS(llmc_forward(s, &c, 1, NULL, err)); /* logits may be NULL */
 	REFUSED(llmc_seq_save(s, q, NULL, 0, &need, err));
 	MUST(need && need <= sizeof saved);
 	WORKS(llmc_seq_save(s, q, saved, sizeof saved, &need, err));
@@ -451,7 +451,7 @@ texts(void)
 	llmc_tokenizer *own = NULL;
 	WORKS(llmc_tokenizer_open(tokenizer_file, &own, err));
 	WORKS(llmc_calls_open(own, NULL, 0, NULL, &c, err));
-	llmc_tokenizer_close(own); /* "the tokenizer may be closed before the parser" */
+	llmc_tokenizer_close(own); /* llmc.h: "the tokenizer may be closed before the parser" */
 	for (int i = 0; i < ODD; i++)
 		(void)llmc_calls_mark(c, (llmc_mark)odd[i]);
 	RUNS(llmc_calls_feed(c, NULL, 0, true, NULL, NULL, err));
@@ -485,7 +485,7 @@ grammars(void)
 	WORKS(llmc_grammar_open(own, LLMC_GRAMMAR_REGEX, "(a|b)*", 6, NULL, &g, err));
 	llmc_tokenizer_close(own);
 	WORKS(llmc_matcher_open(g, &m, err));
-	llmc_grammar_close(g); /* the matcher keeps it */
+	llmc_grammar_close(g); /* the matcher keeps the grammar */
 	for (int i = 0; i < ODD; i++)
 		REFUSED(llmc_matcher_accept(m, odd[i], err));
 	RUNS(llmc_matcher_mask(m, NULL, 0, err));
@@ -498,7 +498,7 @@ grammars(void)
 	WORKS(llmc_grammar_open(NULL, LLMC_GRAMMAR_REGEX, "a", 1, NULL, &g, err));
 	WORKS(llmc_grammar_match(g, NULL, 0, &complete, &n, err));
 	RUNS(llmc_grammar_match(g, "\0\xff", 2, &complete, &n, err));
-	/* its tokens are bytes, not the model's */
+	/* the tokens of this grammar are bytes, not the model's tokens */
 	llmc_session *s = open_session();
 	llmc_params p = LLMC_INIT(llmc_params);
 	p.grammar = g;
@@ -609,7 +609,7 @@ requests(void)
 	llmc_counts counts = { .size = 8 };
 	llmc_engine_stats(e, &counts);
 	RUNS(llmc_engine_drain(e, INT_MIN, err));
-	REFUSED(llmc_submit(e, &whole, &id, err)); /* it is drained */
+	REFUSED(llmc_submit(e, &whole, &id, err)); /* the engine is drained */
 	llmc_event_release(&ev);
 	llmc_event_release(&ev);
 	llmc_engine_close(e, BIG);
@@ -740,7 +740,7 @@ threads_at_once(void **state)
 	assert_int_equal(n_wrong, 0);
 }
 
-/* One engine, whose requests end while other threads submit, wait, cancel, forget, drain */
+/* One engine; its requests end while other threads submit, wait, cancel, forget and drain */
 static llmc_engine *shared_engine;
 
 static void *
@@ -764,7 +764,8 @@ use_engine(void *arg)
 		llmc_status s = llmc_submit(shared_engine, &r, &id, &e);
 		MUST(s == LLMC_OK || s == LLMC_E_CANCELLED || s == LLMC_E_BUSY);
 		if (s == LLMC_OK && (i + number) % 3 == 0)
-			llmc_cancel(shared_engine, id - (i % 2)); /* or the one of another thread */
+			/* cancel this request or that of another thread */
+			llmc_cancel(shared_engine, id - (i % 2));
 		if (s == LLMC_OK && (i + number) % 7 == 0) {
 			llmc_forget(shared_engine, id);
 			id = 0;

@@ -310,8 +310,8 @@ far_clear(void *user, void *at, size_t bytes, size_t apart, int n)
 enum { FAR_LAYERS = 2, FAR_PAGES = 4300, FAR_HOST = 2100 };
 static const int64_t FAR_BYTES = 2ll << 20; /* per page of a layer */
 
-/* Copy a layer's page to its position in the host page: pages of a layer are adjacent on the
- * device, layers of a page in host memory. */
+/* Copy a layer's page to its position in the host page: on the device the pages of a layer are
+ * adjacent, in host memory the layers of a page. */
 static void
 far_out(void *user, void *host, const void *at, size_t bytes)
 {

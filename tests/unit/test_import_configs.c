@@ -2,8 +2,8 @@
  * resolution. Each folder of tests/golden/config-fixtures holds config.json, perhaps
  * generation_config.json, and facts: lines "key = value" of the resolved description ("~" before a
  * number: to nine digits), or one line "error = words of the message". If transformers.json exists,
- * it is config.json as rewritten by transformers in its current spelling: the facts hold for it
- * too. */
+ * it is config.json as rewritten by transformers in its current spelling: the facts must hold for
+ * this file, too. */
 #include <dirent.h>
 #include <math.h>
 

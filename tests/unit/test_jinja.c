@@ -1,5 +1,5 @@
-/* Untrusted chat templates: every attempt to run forever, to use up memory, or with a mistake, ends
- * with a message. */
+/* Untrusted chat templates: a template that runs forever, uses up memory or has a mistake ends with
+ * a message. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

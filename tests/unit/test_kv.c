@@ -103,7 +103,8 @@ a_fork_copies_before_it_writes(void **state)
 			*cell(&kv, a, i, l) = (float)(100 * l + i);
 	int32_t b = kv_seq_fork(&kv, a), c = kv_seq_fork(&kv, a);
 	assert_int_equal(kv.n_free, 4);
-	/* three sequences share the half-filled page: two must copy, the last may keep it */
+	/* three sequences share the half-filled page: two must copy it, the last one may write to
+	 * it */
 	int32_t all[] = { a, b, c }, one[] = { 1, 1, 1 };
 	assert_int_equal(kv_pages_needed(&kv, all, one, 3), 2);
 	assert_int_equal(kv_pages_needed(&kv, all, one, 3), 2); /* the query changes nothing */
@@ -121,7 +122,7 @@ a_fork_copies_before_it_writes(void **state)
 	append(&kv, a, 1); /* no longer shared */
 	assert_int_equal(kv.seq[a].page[1], mine);
 	assert_int_equal(kv.n_free, 2);
-	/* trim to the shared first page, then append from its middle */
+	/* trim to the middle of the shared first page, then append */
 	kv_seq_trim(&kv, b, 10);
 	assert_int_equal(kv.n_free, 3);
 	append(&kv, b, 1);
@@ -239,7 +240,7 @@ a_prefix_is_found_again(void **state)
 	int32_t q = kv_seq_new(&kv);
 	assert_int_equal(kv_prefix_find(&kv, q, -1, a, 128), 0);
 	write_tokens(&kv, q, a, 100);
-	/* while it is in use: shared; at least one token of the prompt is always left to run */
+	/* a page in use is shared; at least one token of the prompt is always left to compute */
 	int32_t r = kv_seq_new(&kv);
 	assert_int_equal(kv_prefix_find(&kv, r, -1, b, 128), 64);
 	assert_int_equal(kv.seq[r].page[1], kv.seq[q].page[1]);
@@ -250,18 +251,20 @@ a_prefix_is_found_again(void **state)
 		assert_int_equal(kv_prefix_find(&kv, r, root, a, 100), 0);
 	write_tokens(&kv, r, b, 100);
 	assert_int_not_equal(kv.seq[r].page[0], kv.seq[q].page[0]);
-	/* unreferenced: still found, and available for allocation */
+	/* unreferenced pages are still found, and are available for allocation */
 	kv_seq_free(&kv, q);
 	kv_seq_free(&kv, r);
 	assert_int_equal(kv.n_free, 8);
-	assert_int_equal(kv_prefix_idle(&kv), 4); /* three of a; only the third one of b differs */
+	/* three pages of a; only the third page of b differs */
+	assert_int_equal(kv_prefix_idle(&kv), 4);
 	assert_null(kv_check(&kv));
 	q = kv_seq_new(&kv);
 	assert_int_equal(kv_prefix_find(&kv, q, -1, b, 128), 96);
 	for (int32_t i = 0; i < 96; i++)
 		assert_true(*cell(&kv, q, i, 1) == (float)b[i]);
 	assert_int_equal(kv.n_free, 5);
-	/* trimmed into a cached page that no other sequence uses: its new content will differ */
+	/* the sequence is trimmed into a cached page that no other sequence uses; the page leaves
+	 * the cache, because its content will change */
 	kv_seq_trim(&kv, q, 80);
 	append(&kv, q, 1);
 	*cell(&kv, q, 80, 1) = -1;
@@ -312,8 +315,8 @@ a_sequence_is_saved_and_restored(void **state)
 	kv_release(&kv);
 }
 
-/* A sequence can be trimmed by KV_MAX_ROLLBACK positions, whatever pages others took since; and so
- * can its saved copy. */
+/* A sequence can be trimmed by KV_MAX_ROLLBACK positions, whatever pages other sequences have
+ * allocated since. This also holds for its saved copy. */
 static void
 window_pages_allow_a_short_rollback(void **state)
 {

@@ -1,6 +1,6 @@
 /* Prefix pages as files: a saved page is read back unchanged, also by the next server process and
- * before it is written. Damaged or truncated files, and files of other tokens or another model, are
- * not used and are deleted. The size limit holds; a disk that accepts no files breaks nothing. */
+ * before it is written. Files that are damaged, truncated, or of other tokens or another model are
+ * not used and are deleted. The size limit holds, and a full disk is not an error. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <setjmp.h>
@@ -128,7 +128,7 @@ pages_are_read_back(void **state)
 		            !get(d, 2, n));
 	put(same_folder, 7, 0);
 	kv_disk_flush(same_folder);
-	assert_true(get(d, 7, 0)); /* while both run */
+	assert_true(get(d, 7, 0)); /* while both servers run */
 	assert_int_equal(kv_disk_counts(d).written, 0);
 	assert_int_equal(kv_disk_counts(d).wrong, 0);
 	kv_disk_close(d);
@@ -151,8 +151,8 @@ files(char *path, size_t cap, int n)
 	return seen;
 }
 
-/* A flipped byte anywhere, a truncation anywhere, trailing bytes, another page's bytes, a folder, a
- * link: never used, and deleted if possible. */
+/* A file is never used, and is deleted if possible, if any byte is flipped, if it is truncated
+ * anywhere, if it has trailing bytes or another page's bytes, or if it is a folder or a link. */
 static void
 damaged_files_are_not_used(void **state)
 {
@@ -225,8 +225,8 @@ least_recently_used_pages_go_first(void **state)
 		int32_t tok[PLAN_KV_PAGE];
 		KvKey key = key_of(d, 2 + n % 30, n / 30, tok);
 		snprintf(path, sizeof path, "%s/%s.kv", dir, key.hex);
-		utimensat(AT_FDCWD, path, old, 0); /* long ago, in this order */
-		assert_true(get(d, 1, 0));         /* used all the time */
+		utimensat(AT_FDCWD, path, old, 0); /* the pages were used long ago, in this order */
+		assert_true(get(d, 1, 0));         /* this page is used all the time */
 	}
 	assert_in_range(files(NULL, 0, 0), 10, 21);
 	kv_disk_close(d);
@@ -396,14 +396,14 @@ a_restart_finds_cached_prompts(void **state)
 	                 (PROMPT + NEW - 1) / PLAN_KV_PAGE); /* pages of prompt and answer */
 	assert_int_equal(answer(m, again), 96);
 	assert_memory_equal(first, again, sizeof first);
-	/* one page is damaged: the pages before it are found, it is written again, and the answer
-	 * is the same */
+	/* one page is damaged: the pages before it are found, the damaged one is written again, and
+	 * the answer does not change */
 	assert_true(files(path, sizeof path, 1) > 1);
 	assert_int_equal(truncate(path, 100), 0);
 	assert_in_range(answer(m, again), 0, 96);
 	assert_memory_equal(first, again, sizeof first);
 	assert_int_equal(answer(m, again), 96);
-	/* another model: other rows of the cache */
+	/* another KV type makes another model, whose pages have other contents */
 	const char *set[] = { "kv.dtype=f32", NULL };
 	o.set = set;
 	assert_int_equal(llmc_open("configs/tiny.yaml", &o, &other, &err), LLMC_OK);

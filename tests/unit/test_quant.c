@@ -89,7 +89,7 @@ searching_beats_the_range(void **unused)
 			x[i] = noise() * (i % 37 ? 1 : 3);
 		for (int i = 0, n = dtype_info(types[k])->block_elems; i < 2048; i += n)
 			quantize_weights(x + i, NULL, w + i, n);
-		/* groups of integers: symmetric ones, like the grid's */
+		/* groups of integers are symmetric, like the grid */
 		if (!quant_row_shared(types[k], 0, true, x, block, 2048))
 			continue;
 		dequant_row(types[k], block, y, 2048);
@@ -241,8 +241,8 @@ compensation_lowers_the_loss(void **unused)
 	free(full);
 }
 
-/* Compared with sums in double of the rounded rows that tiles see; two rounds add up; the number of
- * threads changes nothing. */
+/* The sums equal sums in double of the rounded rows that tiles read. Two rounds add up, and the
+ * number of threads changes nothing. */
 typedef struct Add {
 	Gram *g;
 	Threads *threads;

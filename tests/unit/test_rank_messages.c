@@ -1,5 +1,5 @@
-/* A follower and a rank 0 that lies: every record and every array that is not possible in its
- * session is an error, and no memory is touched. */
+/* A follower with a faulty rank 0: every record and every array that is impossible in the
+ * follower's session is an error, and no memory is written. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -149,7 +149,7 @@ scan_state(FILE *f, Case *c, int i)
 static void
 set_buffer(Case *c, int i, int64_t n, Dtype dtype)
 {
-	/* ops on n_out rows have 2 of them in the file, from at least 3 tokens */
+	/* in the file, ops on n_out rows have 2 such rows, of at least 3 tokens */
 	bool out = (!strcmp(c->op, "gather_rows") && i == 1) ||
 	           (!strcmp(c->op, "lm_head") && i == 4) ||
 	           (!strcmp(c->op, "merge_rows") && i == 1);
@@ -277,7 +277,7 @@ scan_case(FILE *f, Case *c)
 	c->s.seq = c->seq;
 	for (int i = 0; i < 8; i++)
 		c->seq[i] = i;
-	/* shuffled pages, except if their content is compared as a whole */
+	/* pages are shuffled, except in cases that compare the content of the whole pool */
 	for (int i = 0; i < 2 * PAGES; i++)
 		c->table[i] = strstr(c->op, "attention") ? (i * 5 + 3) % (2 * PAGES) : i;
 	for (;;) {

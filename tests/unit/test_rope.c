@@ -149,7 +149,8 @@ a_given_attention_factor_wins(void **state)
 	}
 }
 
-/* Factors stored in a checkpoint divide the frequencies; of two lists the length selects one. */
+/* Factors stored in a checkpoint divide the frequencies; if there are two lists, the length selects
+ * one. */
 static void
 factor_tensors_divide(void **state)
 {

@@ -1,6 +1,6 @@
-/* The sampler against transformers' logits processors: they printed the expected distribution of
- * each setting (presence and frequency penalties, which they lack, follow OpenAI's definition).
- * Many seeded samples must follow it. */
+/* The sampler against transformers' logits processors: these printed the expected distribution of
+ * each setting; they have no presence and frequency penalties, which follow OpenAI's definition.
+ * Many seeded samples must follow the distribution. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -212,7 +212,7 @@ read_case(FILE *f, llmc_bias bias[8], llmc_sequence bad[8], int32_t ids[8][8])
 	return p;
 }
 
-/* Later processors: transformers wrote their distributions into a file. */
+/* Processors whose distributions transformers wrote into tests/golden/sample.txt. */
 static void
 samples_follow_the_goldens(void **state)
 {

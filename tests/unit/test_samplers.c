@@ -186,7 +186,8 @@ draws_follow_the_definitions(void **state)
 	fclose(f);
 }
 
-/* Infill that is sure of nothing ends the text, unless the request forbids the end now. */
+/* If no token is likely, the infill sampler ends the text, unless the request forbids an end at
+ * this position. */
 static void
 infill_does_not_end_where_it_is_forbidden(void **state)
 {
@@ -249,8 +250,8 @@ lcg_logits(uint64_t seed, int n, double deviation, float *out)
 	}
 }
 
-/* Draws on a grid of the random number: each token is drawn in proportion to its probability, up to
- * rounding, and changes mu as the definition does. */
+/* Draws with random numbers from a grid: each token is drawn in proportion to its probability, up
+ * to rounding, and changes mu by the definition. */
 static void
 mirostat_follows_its_definition(void **state)
 {
@@ -322,7 +323,7 @@ mirostat_approaches_its_target(void **state)
 	assert_int_equal(sample_scratch_open(N, &m, NULL), LLMC_OK);
 	for (int version = 1; version <= 2; version++) {
 		llmc_params p = LLMC_INIT(llmc_params);
-		double mu = 30; /* far from where it settles */
+		double mu = 30; /* far from the value that mu approaches */
 		uint64_t r = 1;
 		int32_t best;
 		p.temperature = 1;
@@ -354,7 +355,7 @@ mirostat_repeats_its_tokens(void **state)
 	lcg_logits(5, N, 1.5, v);
 	p.temperature = 1;
 	p.mirostat = 2;
-	p.top_k = 2; /* plays no part */
+	p.top_k = 2; /* Mirostat ignores top_k */
 	assert_int_equal(llmc_sampler_open(N, &p, &s, NULL), LLMC_OK);
 	for (int pass = 0; pass < 2; pass++) {
 		int differ = 0;
@@ -371,7 +372,7 @@ mirostat_repeats_its_tokens(void **state)
 	llmc_sampler_close(s);
 }
 
-/* Penalties and DRY of a long history cost no more than its length. */
+/* The cost of penalties and DRY is linear in the length of the history. */
 static void
 long_histories_are_kept(void **state)
 {

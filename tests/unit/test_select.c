@@ -107,8 +107,8 @@ BENCH_TEST(a_require_decides)
 	assert_int_equal(b->diag.n_error, 0);
 }
 
-/* A weight of a GEMM is packed; one that is only gathered, or read only by the reference, keeps the
- * file's layout. */
+/* A weight of a GEMM is packed; a weight that is only gathered, or read only by the reference,
+ * keeps the file's layout. */
 BENCH_TEST(layouts_follow_the_use)
 {
 	bench_spec(b, "llama", TINY_GQA TINY_FFN);

@@ -9,8 +9,8 @@
 
 enum { N = 200 };
 
-/* Lines that have reached the maximum number of tries fail at once: those that waited, and no
- * others. */
+/* Lines that have reached the maximum number of tries fail at once: this applies to lines that
+ * waited, and to no others. */
 static void
 only_waiting_lines_count_an_attempt(void **state)
 {

@@ -84,8 +84,8 @@ integers_beyond_63_bits(void **state)
 	}
 }
 
-/* An integer beyond int64 is a number wherever the request is read: as a string it would be taken
- * for content or a name. Schemas and arguments keep its digits. */
+/* An integer beyond int64 is a number wherever the request is read: a string would be read as
+ * content or as a name. Schemas and arguments keep its digits. */
 static void
 digits_are_kept_in_data_only(void **state)
 {

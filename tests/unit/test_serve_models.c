@@ -579,7 +579,8 @@ a_model_sleeps_while_it_opens(void **state)
 
 	(void)state;
 	Server *s = begin(2);
-	for (int wake = 0; wake < 3; wake++) { /* one, all, and one that is loaded again at once */
+	/* unload one model, all models, and one that is loaded again immediately */
+	for (int wake = 0; wake < 3; wake++) {
 		world.gate = true;
 		start_call(&c[0], s, "/v1/completions",
 		           "{\"model\":\"a\",\"prompt\":[1],\"max_tokens\":2}");
@@ -601,7 +602,8 @@ a_model_sleeps_while_it_opens(void **state)
 	end(s);
 }
 
-/* The same for an engine that is opened for a name which shares it: opened once, and not leaked. */
+/* An engine that is opened for an adapter, which shares it with its model, is also opened only
+ * once, and not leaked. */
 static void
 a_model_sleeps_while_it_opens_for_an_adapter(void **state)
 {
@@ -775,7 +777,7 @@ a_model_is_deleted_while_an_adapter_of_it_is_read(void **state)
 	end(s);
 }
 
-/* The slot of a new name is not another model's while its engine is tried. */
+/* While the engine of a new name is tried, the slot of the name must not go to another model. */
 static void
 a_model_of_the_catalogue_is_added_while_an_adapter_opens(void **state)
 {
@@ -790,7 +792,7 @@ a_model_of_the_catalogue_is_added_while_an_adapter_opens(void **state)
 	wait_until(is_adapting, s);
 	world.gate = false;
 	assert_int_equal(finish_call(&c[0]), 200);
-	world.fail_every = 1; /* its slot is used again */
+	world.fail_every = 1; /* the slot of the name is used again */
 	assert_int_equal(send_request(s, "POST", "/v1/load_lora_adapter",
 	                              "{\"lora_name\":\"y\",\"lora_path\":\"one\"}", false,
 	                              response, sizeof response),

@@ -7,7 +7,7 @@
 #include <cmocka.h>
 
 /* An answer may be processed for another reason while its wake-up is still queued, and grow again
- * after that. It is in the list once, and the list terminates. */
+ * after that. The request must be in the list only once, and the list must end. */
 static void
 a_request_is_woken_once(void **state)
 {
@@ -25,7 +25,7 @@ a_request_is_woken_once(void **state)
 	for (int i = 0; i < 2; i++) {
 		do
 			assert_true(req_take(r, &piece, &over));
-		while (piece.len); /* nothing left: the next push wakes */
+		while (piece.len); /* nothing is left, so the next push must wake the poller */
 		req_push(r, "a", 1);
 	}
 	assert_ptr_equal(s.woken, r);
@@ -40,7 +40,8 @@ a_request_is_woken_once(void **state)
 	pthread_mutex_destroy(&s.lock);
 }
 
-/* The rest of a partial header is not sent: the client would take its body for the next answer. */
+/* If memory runs out after a part of the header, no more is sent: otherwise the client would read
+ * the body as the next answer. */
 static void
 an_answer_is_not_sent_without_memory(void **state)
 {

@@ -39,7 +39,7 @@ tensor_of(const Plan *p, const char *id)
 	return NULL;
 }
 
-/* Count the elements of the file that a tensor is made of; one name per tensor, or one per
+/* Count the elements of the file that a tensor is made of; names: one per tensor, or one per
  * expert. */
 static void
 count(const PlanTensor *t, const PlanTensor *all, unsigned short *seen, int64_t each)
@@ -196,7 +196,7 @@ BENCH_TEST(every_element_is_read_by_the_right_number_of_ranks)
 			                     collectives(whole, OP_all_gather),
 			                 0);
 			assert_true(rank[0]->n_params == whole->n_params);
-			/* and fused, for a target with kernels */
+			/* fused plans, for a target with kernels */
 			for (int r = 0; r < n; r++) {
 				const Plan *fused = plan_of(b, spec, "cpu-v3", r, true);
 				assert_non_null(fused);
@@ -380,7 +380,7 @@ static const BadEdit stage_edits[] = {
 	  "stage_in: rows of 16, the previous stage passes on rows of 32" },
 };
 
-/* For layers with recurrent states: more is read or written than exists */
+/* For layers with recurrent states: edits that make a step read or write beyond a buffer */
 static const BadEdit state_edits[] = {
 	{ "\"id\":\"conv\",\"mla\":false,\"state\":true,\"k\":\"f32\"",
 	  "\"id\":\"conv\",\"mla\":false,\"state\":true,\"k\":\"f16\"",

@@ -332,7 +332,7 @@ BENCH_TEST(conditions_are_decided)
 	               2);
 	assert_non_null(k);
 	assert_string_equal(k->text, CUDA_NAMES "else\nyes 32\nafter\n#if 0\nx\n#endif\n");
-	/* the head too; one launch of each branch */
+	/* the head of the template has conditions, too: one launch for each branch */
 	static const char head[] =
 	    "//@op matmul\n" ARGS "//@if ARCH >= 90\n//@let N = 64\n//@launch main; block N; "
 	    "pdl\n//@else\n//@let N = 96\n"
@@ -363,7 +363,7 @@ BENCH_TEST(lets_are_names)
 	assert_int_equal(k->row.arg[4].extent.mul, 96);
 }
 
-/* One template for all rows and for the output rows. */
+/* A template may be used for all rows and for output rows. */
 BENCH_TEST(row_counts_follow_the_op)
 {
 	static const char text[] =

@@ -1,5 +1,5 @@
-/* Untrusted tokenizer files: a malformed file is rejected with a message that names the position;
- * and so are calls with wrong arguments. */
+/* Untrusted tokenizer files: a malformed file is rejected with a message that names the position.
+ * Calls with wrong arguments are rejected, too. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -411,7 +411,8 @@ utf8(void **state)
 	                            "a",
 	                            2),
 	                 2);
-	assert_int_equal(utf8_whole("\xED\xA0", 2), 2); /* can never become a character */
+	/* these bytes can never become a character */
+	assert_int_equal(utf8_whole("\xED\xA0", 2), 2);
 	for (unsigned c = 0; c < 256; c++)
 		assert_int_equal(bytelevel_byte(bytelevel_char((unsigned char)c)), (int)c);
 }
@@ -599,7 +600,7 @@ tokenizing_ends_at_the_time_limit(void **state)
 		assert_non_null(strstr(err.text, "time limit"));
 		deadline_set(clock_now() + 1e6);
 		assert_int_equal(llmc_tokenize(t, text, strlen(text), 0, NULL, 0, &n, &err),
-		                 LLMC_E_RANGE); /* no buffer: it has counted all ids */
+		                 LLMC_E_RANGE); /* without a buffer the call counts all ids */
 		assert_true(n > 0);
 		deadline_set(0);
 		llmc_tokenizer_close(t);

@@ -1,7 +1,7 @@
 /* The thread pool: every part runs; barriers and stages order memory; nothing hangs with more
  * threads than processors or with a thread that is preempted for long; the caller keeps its
- * affinity. The choice between team and caller alone, on given times. The processors that a pool
- * would use, on stand-ins for /sys and /proc. */
+ * affinity. Also tests the choice between the team and the caller alone, with given times, and the
+ * selection of processors, with stand-ins for /sys and /proc. */
 #include <pthread.h>
 #include <dlfcn.h>
 #include <errno.h>
@@ -195,7 +195,7 @@ descheduled_threads_block_nothing(void **state)
 			assert_int_equal(pthread_kill(a.thread[i], SIGUSR1), 0);
 		WAIT_FOR(atomic_load(&entered) >= gone);
 		int64_t taken = threads_counts(t).taken;
-		/* returns although they are in the handler */
+		/* the call returns although the workers are in the signal handler */
 		threads_deal(t, DEAL_ALL, STAGES, dealt, &d);
 		check_deal(&d, N, STAGES);
 		assert_int_equal(d.parts, N);
@@ -241,7 +241,7 @@ spins_are_bounded(void **state)
 
 	(void)state;
 	assert_true(threads_spin(&two, 2) > 0 && threads_spin(&two, 2) < 0.01);
-	/* a spinning thread would keep the third from running */
+	/* a thread that spins would prevent the third from running */
 	assert_true(threads_spin(&two, 3) == 0);
 	assert_true(threads_spin(&half, 2) > 0);
 	assert_true(threads_spin(&half, 3) == 0);
@@ -286,15 +286,16 @@ the_faster_of_team_and_alone_is_chosen(void **state)
 	double now = 100;
 
 	(void)state;
-	/* a team that is not held up is never left, not even for a trial */
+	/* a team that is not delayed is always used: there is not even a trial without it */
 	assert_true(simulate(&k, &now, 20, 0.005, 0.010, false) == 0);
-	/* other processes start: alone is tried and kept, except for trials of the team */
+	/* other processes start: the caller alone is tried and then used, except for trials of the
+	 * team */
 	assert_true(simulate(&k, &now, 20, 0.030, 0.012, true) > 0.8);
 	assert_true(k.alone || k.trial);
-	/* they end: the team is back within two seconds */
+	/* the other processes end: the team is used again within two seconds */
 	assert_true(simulate(&k, &now, 2, 0.005, 0.010, false) < 1);
 	assert_true(simulate(&k, &now, 20, 0.005, 0.010, false) == 0);
-	/* held up, but faster than alone: few trials */
+	/* the team is delayed, but faster than the caller alone: there are few trials */
 	assert_true(simulate(&k, &now, 20, 0.009, 0.010, true) < 0.25);
 	/* after a long time without a job, statistics are reset */
 	simulate(&k, &now, 5, 0.030, 0.012, true);
@@ -314,8 +315,8 @@ held_up_threads(void *user, int stage, int part, int n)
 	atomic_fetch_add(&((atomic_int *)user)[n > 1], 1);
 }
 
-/* With the pool itself: waiting for other parts takes longer than running all parts on the
- * caller. */
+/* Tests the choice in a real pool: the wait for other parts takes longer than running all parts on
+ * the caller. */
 static void
 a_delayed_caller_continues_alone(void **state)
 {
@@ -461,7 +462,8 @@ siblings_count_once(void **state)
 	for (int i = 0; i < 4; i++)
 		assert_int_equal(t.core[i], i);
 	assert_int_equal(topology_count(&t), 4);
-	topology_read(dir.path, some, &t); /* 1 and its sibling 5, and 6 */
+	/* processors 1 and 6, and 5, which is the sibling of 1 */
+	topology_read(dir.path, some, &t);
 	assert_int_equal(t.n_allowed, 3);
 	assert_int_equal(t.n_core, 2);
 	assert_int_equal(t.core[0], 1);
