@@ -38,9 +38,11 @@ def share_built_code(folder):
         os.makedirs(own, exist_ok=True)
         for old in os.listdir(folder):
             kernels = os.path.join(folder, old, "kernels")
-            if os.path.islink(kernels) and not os.path.exists(kernels):  # its cache is gone
+            # remove the link, because its cache no longer exists
+            if os.path.islink(kernels) and not os.path.exists(kernels):
                 shutil.rmtree(os.path.join(folder, old), ignore_errors=True)
-        if os.path.isdir(link) and not os.path.islink(link):  # made while caching was off
+        # this folder was created while caching was off
+        if os.path.isdir(link) and not os.path.islink(link):
             shutil.rmtree(link)
         if not os.path.islink(link):
             made = tempfile.mktemp(prefix="kernels.", dir=own)
@@ -50,7 +52,7 @@ def share_built_code(folder):
 
 
 share_built_code(os.path.join(ROOT, "build", "test-cache"))
-if "LLMC_KERNEL_CFLAGS" not in os.environ:  # precompiles a header
+if "LLMC_KERNEL_CFLAGS" not in os.environ:  # kernel_cflags() precompiles a header
     os.environ["LLMC_KERNEL_CFLAGS"] = quick_cc.kernel_cflags()
 quick_cc.use_cached(os.environ["LLMC_CACHE"])
 if "LLMC_CHECK_ALL" not in os.environ:  # emulated kernels take longer to compile than to run
@@ -76,7 +78,8 @@ def pytest_configure(config):
     )
 
 
-# families of types: plain; blocks of 32, of 256; codebooks; fp4 of files; groups of integers, of floats; groups with minima
+# families of types: plain; blocks of 32; blocks of 256; codebooks; fp4 types of files; groups of
+# integers; groups of floats; groups with minima
 FAMILIES = [
     "f32|f16|bf16",
     r"q\d_[01]",
@@ -90,15 +93,18 @@ FAMILIES = [
 
 
 def shows(name, value):
-    """Properties that a parameter of a case covers: its value, and the family of a type."""
+    """Return the properties that a parameter of a case covers: its value, and for a type its
+    family."""
     return {f"{name}={value!r}"} | {
         f"{name} of {f}" for f in FAMILIES if isinstance(value, str) and re.fullmatch(f, value)
     }
 
 
 def sampled(items, n):
-    """Choose the n cases of a sweep that `make check` runs; `make check-all` runs all. The others are types that share traits with a chosen one, instruction sets and
-    GPUs whose kernels differ in vector or tile size, and families that combine the same ops. The choice is always the same: each next case covers most of what no chosen one covers."""
+    """Choose the n cases of a sweep that `make check` runs; `make check-all` runs all. The others
+    are types that share traits with a chosen one, instruction sets and GPUs whose kernels differ in
+    vector or tile size, and families that combine the same ops. The choice is deterministic: each
+    next case is the one with the most properties that no chosen case has."""
     left = {
         i: set().union(*(shows(k, v) for k, v in i.callspec.params.items()))
         for i in sorted(items, key=lambda i: hashlib.sha256(i.name.encode()).digest())
@@ -112,7 +118,7 @@ def sampled(items, n):
 
 
 def kept(item):
-    """Returns whether a case is chosen for its purpose, whatever the sample is."""
+    """Returns whether a case is always chosen, because of its purpose."""
     return any(item.get_closest_marker(m) for m in ("always", "covers"))
 
 
@@ -151,7 +157,7 @@ def no_findings(request):
 
 
 class Llmc:
-    """Run build/llmc; keeps the last process' output."""
+    """Runs build/llmc, and keeps the output of the last process."""
 
     def __init__(self, path):
         self.path = path

@@ -1,4 +1,4 @@
-"""KL divergence of types of activations, in nats.
+"""Measure the KL divergence that types of activations cause, in nats.
 
     PYTHONPATH=bindings/python python tests/bench/activations.py MODEL cpu cpu:i8 cuda cuda:i8 [--windows 1] [--length 512] [--set KEY=VALUE]
 

@@ -59,7 +59,8 @@ def block_loop(text):
 
 
 def multiply_adds(line):
-    """Multiply-adds of an instruction of ggml, which writes some as numbers."""
+    """Return the number of multiply-adds of an instruction in ggml's code, which writes some
+    instructions as numbers."""
     word = re.match(r"\.inst\s+0x(\w+)", line)
     code = int(word[1], 16) if word else 0
     if re.match(r"(us|su|s|u)mmla\b", line) or code & 0xFFE0FC00 == 0x4E80A400:

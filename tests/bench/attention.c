@@ -1,5 +1,5 @@
-/* Attention of one decode row on one thread, by several kernels in turn: microseconds per layer,
- * the least of all rounds. kv.py builds and runs it.
+/* Measures attention of one decode row on one thread, by several kernels in turn: microseconds per
+ * layer, the least of all rounds. kv.py builds and runs it.
  *
  *   attention DEPTH LAYERS ROUNDS HEADS DIM (LIBRARY SYMBOL BYTES_OF_A_PAGE WORK_FLOATS)...
  *
@@ -40,7 +40,7 @@ room(size_t bytes)
 
 	if (!p)
 		exit(2);
-	madvise(p, bytes, MADV_HUGEPAGE); /* same advice as the runtime gives for the cache */
+	madvise(p, bytes, MADV_HUGEPAGE); /* the runtime gives the same advice for its cache */
 	return p;
 }
 

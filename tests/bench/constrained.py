@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Cost of grammars to a server: clients with and without a schema, alternating on one server;
-output tokens/s and CPU seconds per token.
+"""Measure the cost of grammars to a server: clients with and without a schema, alternating on one
+server; output tokens/s and CPU seconds per token.
 
     tests/bench/constrained.py [--rounds 5] [--clients 16] [--tokens 128] [--write]
 

@@ -27,8 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "kernels")]
 import harness as H  # noqa: E402
 
-# heads, kv heads, head size: Llama 3.2 1B, Qwen3 8B and Llama 2 7B; of the last only a few heads,
-# since they share no keys
+# heads, kv heads, head size: Llama 3.2 1B, Qwen3 8B and Llama 2 7B; of Llama 2 7B only a few heads,
+# since its heads share no keys
 SHAPES = {
     "32 heads on 8, 64 wide": (32, 8, 64),
     "32 heads on 8, 128 wide": (32, 8, 128),

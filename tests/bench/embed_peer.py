@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Sequences per second of CPU time of encoders on one thread: llmc, llama.cpp's llama-embedding, and torch (transformers), alternating.
-CPU time also works on a machine that does other work.
+"""Sequences per second of CPU time of encoders on one thread: llmc, llama.cpp's llama-embedding,
+and torch (transformers), alternating. CPU time also works on a machine that does other work.
 
     tests/bench/embed_peer.py LLAMA_CPP/bin [--rounds 5] [--models bge-small,bert-base] [--types f32,bf16,q8_0] [--cells 128x1,128x32,512x1,512x32] [--out FILE]
 
-Random weights with the widths of bge-small and BERT base. llmc and torch are timed in this process around the forward pass of token ids, llmc with the copy of
-all rows. llama-embedding is a process per measurement: the CPU time of more steps less that of one. In a cell of several sequences it
-gets the better of one step per sequence and one step for all. Needs torch and transformers; run with their Python."""
+Random weights with the widths of bge-small and BERT base. llmc and torch are timed in this process
+around the forward pass of token ids, llmc with the copy of all rows. llama-embedding is a process
+per measurement: the CPU time of more steps less that of one. In a cell of several sequences its
+result is the faster one of two ways: one step per sequence, and one step for all. Needs torch and
+transformers; run with their Python."""
 
 import argparse
 import contextlib
@@ -25,7 +27,7 @@ import numpy as np
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
-# not this folder: transformers looks for a package `kernels`, and would find kernels.py
+# without this folder, because transformers looks for a package `kernels` and would find kernels.py
 sys.path = [p for p in sys.path if os.path.abspath(p or ".") != HERE]
 sys.path[:0] = [os.path.join(ROOT, "bindings", "python"), os.path.join(ROOT, "tests", "golden")]
 import weights  # noqa: E402
@@ -87,7 +89,7 @@ def texts(length, batch):
 
 @contextlib.contextmanager
 def our_rate(model, ids, batch):
-    """A function that measures sequences per second of CPU time."""
+    """Return a function that measures sequences per second of CPU time."""
     n = len(ids[0])
     with model.session(context=n, chunk=n * batch, seqs=batch, threads=1) as s:
         seqs = [s.seq() for _ in ids]
@@ -112,7 +114,7 @@ def torch_rate(model, ids):
 
 
 def llama_seconds(tool, gguf, words, batch):
-    """CPU time of a process that embeds these strings, `batch` per step."""
+    """Return the CPU time of a process that embeds these strings, `batch` per step."""
     size = str((words.shape[1] + 2) * batch)
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as f:
         f.write("\n".join(" ".join(f"w{i}" for i in t) for t in words))
@@ -133,7 +135,7 @@ def llama_seconds(tool, gguf, words, batch):
 
 
 def llama_rate(tool, gguf, words, batch):
-    """Sequences per second of CPU time with `batch` of them per step."""
+    """Return the sequences per second of CPU time, with `batch` sequences per step."""
     more = 4 if batch == 1 else 1
     one = llama_seconds(tool, gguf, words[:1].repeat(2 * batch, 0), batch)
     many = llama_seconds(tool, gguf, words[:1].repeat((2 + 2 * more) * batch, 0), batch)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Routed experts of a layer on a CPU, the share of a model with --offload experts: llmc and llama.cpp
-by turns.
+"""Compare llmc and llama.cpp by turns on the routed experts of a layer on a CPU, which is what
+--offload experts runs there.
 
     tests/bench/experts.py --ggml SOURCE/ggml/include BUILD/ggml/src [--rounds 5]
 

@@ -248,7 +248,8 @@ def main():
             v.tokenizer,
             "json_schema",
             "true",
-            # the first one builds the tries of the vocabulary, as Vocabulary builds llguidance's
+            # the first grammar builds the tries of the vocabulary; those of llguidance have been
+            # built by Vocabulary
         ).close()
         if args.suite:
             n, texts, compiles, judged, first, judge = suite(v, args.suite)

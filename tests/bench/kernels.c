@@ -1,5 +1,5 @@
-/* One matmul kernel with many weights: bytes per second in decode (compared with a plain read of
- * the same bytes) and operations per second in prefill (2 per multiply-add). Started by
+/* Measures one matmul kernel with many weights: bytes per second in decode (compared with a plain
+ * read of the same bytes) and operations per second in prefill (2 per multiply-add). Started by
  * kernels.py; not a test.
  *
  *   kernels KERNEL.so SYMBOL ROWS COLS GROUP_BYTES GROUPS THREADS N_TOK [ARG POSITION OF w, x, y,

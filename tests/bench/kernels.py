@@ -63,7 +63,7 @@ BLOCK = {
     "m4_64": (64, 40),
     "u8_128": (128, 131),
 }
-WHOLE = {"nvfp4": 4}  # bytes of a row before its blocks
+WHOLE = {"nvfp4": 4}  # bytes that a packed row has before its blocks
 
 
 def build(target, dtype, bits, rows, cols, cc, flags):

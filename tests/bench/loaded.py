@@ -52,7 +52,7 @@ with llmc.Model(model, threads=threads) as m, m.session(context=512, chunk=16, t
 
 
 class Busy:
-    """Endless loops, one pinned to each core in turn."""
+    """Processes with endless loops, each pinned to a core."""
 
     def __init__(self, nices):
         self.nices, self.pids = nices, []
@@ -116,7 +116,7 @@ class Variant:
 
 
 class Peer:
-    """llama.cpp's own benchmark, one process per burst."""
+    """Run llama.cpp's own benchmark, one process per burst."""
 
     def __init__(self, folder, model, threads):
         self.name, self.threads, self.tps = "llama.cpp", threads, {}

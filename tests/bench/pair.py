@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Two builds of llmc on the same model, alternating, on one thread and by CPU time, which also
-works on a machine that does other work.
+"""Compare two builds of llmc on the same model. They alternate on one thread, and CPU time is
+measured, which other work on the machine affects little.
 
     tests/bench/pair.py OTHER/build/llmc [--rounds 9] [--arch v3,best] [--out tests/bench/results/pair-<cpu>.json]
 

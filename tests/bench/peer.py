@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""llmc and llama.cpp on the same GGUF with the same threads, alternating; medians of paired ratios.
+"""Compare llmc and llama.cpp on the same GGUF with the same threads. They alternate; results are
+medians of paired ratios.
 
     make bench-peer PEER_ARGS="--quick --isa v3"            SmolLM2
     make bench-peer PEER_ARGS="--widths --minutes 11"       MoE, latent attention, a dense 1B: files with random weights (random_gguf.py)
@@ -214,7 +215,8 @@ def build_peers(isa, version=None):
 
 
 class Test:
-    """n tokens decoded by each of `batch` sequences at `depth`, or prefill of p tokens."""
+    """A test: `batch` sequences decode n tokens each at `depth`, or a prompt of p tokens is
+    computed."""
 
     def __init__(self, name, p=0, n=0, batch=1, depth=0):
         self.name, self.p, self.n, self.batch, self.depth = name, p, n, batch, depth
@@ -252,7 +254,7 @@ def peer_bench(bin, model, threads, tests, fa, repack):
         for t in tests:
             each = (
                 -(-(32 + t.n) // 256) * 256
-            )  # it rounds a sequence's context up, and reports no error if they do not fit
+            )  # llama.cpp rounds a sequence's context up, and reports no error if the sequences do not fit
             rows = run_peer(
                 [
                     os.path.join(bin, "llama-batched-bench"),
@@ -405,7 +407,7 @@ FORMATS = ("Q4_0", "Q5_0", "Q5_1", "Q8_0", "Q4_K_M", "Q5_K_M", "Q6_K", "F16", "B
 
 
 class Case:
-    """One model file; model() creates it if it is missing.
+    """A model file with its tests; model() creates the file if it is missing.
 
     goals: {test: ratio to llama.cpp, or {variant: ratio}}; 85 % of the read bandwidth counts as
     reached."""
@@ -446,7 +448,8 @@ TINY = {
 
 
 def widths(quick, tiny=False):
-    """Most important first, because a short time limit drops the end of each round."""
+    """Return the cases, the most important first, because a short time limit drops the end of each
+    round."""
     import random_gguf
 
     mixture = {"tg32": 1.6, "tg32 @ d4096": 1.6, "tg32 b8": 2, "pp512": 3}
@@ -494,7 +497,7 @@ def widths(quick, tiny=False):
 
 
 def recent(quick, tiny=False):
-    """Families of 2025 and 2026 in the most downloaded type."""
+    """Return families of 2025 and 2026, in the type that is downloaded most."""
     import random_gguf
 
     goals = {"tg32": 1.5, "tg32 @ d4096": 1.5, "pp512": 2.5}
@@ -518,7 +521,7 @@ def recent(quick, tiny=False):
 
 
 def codes(quick, tiny=False):
-    """A 1B in each low-bit type, the common ones first."""
+    """Return a 1B model in each low-bit type, the common types first."""
     import random_gguf
 
     goals = {"tg32": 1.3, "pp512": 2}

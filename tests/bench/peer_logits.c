@@ -30,7 +30,8 @@ main(int argc, char **argv)
 	llama_log_set(quiet, NULL);
 	llama_backend_init();
 	struct llama_model_params mp = llama_model_default_params();
-	mp.use_extra_bufts = false; /* its AMX buffers reject some tensors of latent attention */
+	/* llama.cpp's AMX buffers reject some tensors of latent attention */
+	mp.use_extra_bufts = false;
 	struct llama_model *m = llama_model_load_from_file(argv[1], mp);
 	if (!m)
 		return 1;

@@ -36,7 +36,7 @@ def main(source, target, pad=None):
     p = rng.permutation(hidden)
     wide = (
         -(-hidden // 256) * 256 if pad else hidden
-    )  # also a multiple of the heads that share keys
+    )  # the number is also a multiple of the heads that share keys
     assert ffn % 256 == 0 and wide % (dim * share) == 0 or not pad, "widths that this does not know"
     wide_kv = wide // share
     changed = {

@@ -68,7 +68,7 @@ def experts(hidden, n, width, shared=0):
 
 
 class Shape:
-    """Shape of a file.
+    """The shape of a file.
 
     tensors(i): tensors of layer i; ".weight" is appended unless a suffix is given. MoE models get a
     smaller vocabulary, since their few layers would otherwise be small compared with the LM head.
@@ -111,9 +111,9 @@ class Shape:
 
 
 def mla(hidden, heads, nope, rope, v, rank):
-    """Latent attention as converters write it: separate k_b and v_b, k_b transposed. There is no
-    query latent, so its rank is 0: llama.cpp recognises files without one by their number of
-    layers."""
+    """Return the tensors of latent attention as converters write them: k_b and v_b are separate,
+    and k_b is transposed. There is no query latent, so its rank is 0: llama.cpp recognises files
+    without one by their number of layers."""
     return {
         "attn_q": [heads * (nope + rope), hidden],
         "attn_kv_a_mqa": [rank + rope, hidden],
@@ -225,8 +225,8 @@ def delta(
     head_dim=256,
     dim=128,
 ):
-    """Three layers with a delta rule per layer with attention. Query rows of attention are followed
-    by their gate; value heads are ordered as ggml repeats key heads."""
+    """Return a shape with three delta-rule layers per attention layer. Query rows of attention are
+    followed by their gate; value heads are ordered as ggml repeats key heads."""
     attention = {
         "attn_q": [2 * heads * head_dim, hidden],
         "attn_k": [kv_heads * head_dim, hidden],
@@ -311,7 +311,8 @@ def qwen35_moe(layers, hidden, heads, kv_heads, k_heads, v_heads, n, top_k, widt
 
 
 def gpt_oss(layers, hidden, heads, kv_heads, dim, n, top_k, width, vocab):
-    """Windows of 128 on every other layer, sinks, biases everywhere."""
+    """Return a shape with windows of 128 on every other layer, sinks, and biases on all
+    matrices."""
     bias = {
         "attn_q.bias": [heads * dim],
         "attn_k.bias": [kv_heads * dim],
@@ -369,9 +370,9 @@ def gemma4(
     dim=256,
     full_dim=512,
 ):
-    """Windows on five of six layers. Large models have experts in addition to the dense
-    feed-forward, and layers whose values are made from the keys. Small models have per-layer
-    embeddings, and last layers that read the KV of earlier ones."""
+    """Return a shape with windows on five of six layers. Large models have experts in addition to
+    the dense feed-forward, and layers whose values are made from the keys. Small models have
+    per-layer embeddings, and last layers that read the KV of earlier ones."""
     full = [i % 6 == 5 for i in range(layers)]
 
     def tensors(i):
@@ -499,8 +500,8 @@ SHAPES = {
     "tiny-gemma4-moe": gemma4(6, 256, 4, 2, 512, 64, 512, 1, 6, 2, 96),
     "tiny-gemma4": gemma4(12, 256, 4, 2, 512, 64, 512, per_layer=256, shared=6),
 }
-# low-bit types (tests/kernels/code_blocks.py): files as of llama-quantize, without its higher
-# types for some matrices, except the head's
+# low-bit types (tests/kernels/code_blocks.py): files like those of llama-quantize, but without its
+# higher types for some matrices; the head keeps its higher type
 CODED = {
     "Q2_K": 10,
     "Q3_K": 12,
@@ -533,7 +534,7 @@ def type_of(shape, kind, name, dims):
         or name.endswith(".bias")
     ):
         return T.F32
-    if name == "per_layer_model_proj.weight":  # keeps its type
+    if name == "per_layer_model_proj.weight":  # llama-quantize keeps the type of this tensor
         return T.BF16
     if kind in ("F16", "BF16"):
         return T[kind]

@@ -1,6 +1,6 @@
-"""Cost of ranks on one machine: decode of two ranks with one thread each, as threads and as
-processes of mpirun, and of two stages, compared with one rank of two threads; and the time of an
-all-reduce.
+"""Measure the cost of ranks on one machine: decode of two ranks with one thread each, as threads
+and as processes of mpirun, and of two stages, compared with one rank of two threads; and the time
+of an all-reduce.
 
     python tests/bench/ranks.py model.gguf [--rounds 9] [--tokens 64] [--mpi openmpi|mpich|none] [--out FILE.json]
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""llmc serve and llama.cpp's server on the same file with two threads each, alternating in every
-round under the same load.
+"""Compare llmc serve with llama.cpp's server on the same file, with two threads each. They
+alternate in every round, under the same load.
 
     tests/bench/serve_peer.py [--rounds 3] [--clients 1,4,16,64] [--requests 3]
 
@@ -162,7 +162,7 @@ def main():
                     cpu, t = s.seconds_of_cpu(), time.time()
                     r = s.bench(
                         n, max(6, n * a.requests), 1000 * round_ + n
-                    )  # new prompts, since both reuse cached prefixes
+                    )  # new prompts, since both servers reuse cached prefixes
                     r["cpu_share"] = (s.seconds_of_cpu() - cpu) / (time.time() - t)
                     runs.setdefault(n, {}).setdefault(name, []).append(r)
                     peer.report(

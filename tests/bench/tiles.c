@@ -1,6 +1,6 @@
-/* Peak of the processor's tile unit: `tiles THREADS` prints the operations per second of int8 and
- * bf16 tile instructions with operands in registers, on all threads together, the best of some
- * runs. */
+/* Measures the peak of the processor's tile unit: `tiles THREADS` prints the operations per second
+ * of int8 and bf16 tile instructions with operands in registers, on all threads together, the best
+ * of some runs. */
 #define _GNU_SOURCE
 #include <immintrin.h>
 #include <pthread.h>
@@ -34,7 +34,8 @@ now(void)
 	return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Four accumulators of two by two operands, so that no instruction waits for the one before it */
+/* Uses four accumulators, of two by two operands, so that no instruction waits for the preceding
+ * one */
 static void *
 work(void *user)
 {

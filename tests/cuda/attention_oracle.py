@@ -32,8 +32,8 @@ class Attention:
         sinks=False,
         part=None,
     ):
-        """part: heads of a rank, (first, of how many); their ALiBi slopes are those within all
-        heads"""
+        """part: (first, number of all heads), if these are the heads of a rank; ALiBi slopes depend
+        on the index among all heads"""
         v_dim = dim if v_dim is None else v_dim
         self.heads, self.kv_heads, self.dim, self.v_dim, self.kv = heads, kv_heads, dim, v_dim, kv
         self.kv_v, self.rotate = kv_v or kv, rotate
@@ -85,7 +85,7 @@ class Attention:
             self.params |= dict(KV_K=kv, KV_V=self.kv_v, KV_ROTATE=int(rotate))
 
     def seen(self, seq, p):
-        """Keys and values as the row at position p reads them"""
+        """Return the keys and values that the row at position p reads"""
         return self.k[seq].astype(np.float64), self.v[seq].astype(np.float64)
 
     def slopes(self):
@@ -100,7 +100,7 @@ class Attention:
         return np.array(out)[self.first : self.first + self.heads]
 
     def want(self, seq, pos):
-        """Result in float64, row by row: [rows, heads, v_dim]"""
+        """Return the result in float64, row by row: [rows, heads, v_dim]"""
         out = np.empty((len(pos), self.heads, self.v_dim))
         g = self.heads // self.kv_heads
         for r, p in enumerate(pos):
@@ -150,7 +150,7 @@ def extreme(c):
         c.q[i][:], c.k[i][:] = 0, 0
     for i in (0, 2, 4):
         c.q[i][:, :, 0] = 256
-    c.k[0][:, :, 0] = -512  # scores of -512 * 256 * scale, and twice that
+    c.k[0][:, :, 0] = -512  # scores of -512 * 256 * scale and of -1024 * 256 * scale
     c.k[0][1::3, :, 0] = -1024
     c.k[2][1::2, :, 0] = -np.inf  # position 0 is finite: each row sees one finite score
     c.q[3][-1, 1] = np.nan
@@ -162,8 +162,8 @@ def extreme(c):
 
 
 def extreme_want(c, rows):
-    """Result in float64, as numpy defines a softmax of infinities and NaN: a row with one of them
-    is NaN."""
+    """Return the result in float64. A row with an infinity or a NaN is NaN, which is numpy's
+    result."""
     with np.errstate(invalid="ignore"):
         return np.concatenate([c.want(i, ps) for i, ps in rows])
 

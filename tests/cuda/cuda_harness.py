@@ -56,7 +56,7 @@ from waiting import HANG, SLOW  # noqa: E402
 
 TEMPLATES = ROOT / "templates"
 BUILD = Path(os.environ.get("LLMC_EMU_BUILD", ROOT / "build"))
-# sm_103a, sm_110a and sm_121a have the kernels of sm_100a and sm_120a.
+# The list omits sm_103a, sm_110a and sm_121a, which have the kernels of sm_100a and sm_120a.
 ARCHS = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"]
 REAL = os.environ.get("LLMC_TEST_GPU") == "1"
 BLOCK = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q4_k", "q5_k", "q6_k")
@@ -98,7 +98,7 @@ CODE_SAMPLE = (
     "iq3_s",
     "iq2_xs",
     "iq1_m",
-)  # each has a feature that the others lack
+)  # each architecture has a feature that the others lack
 PACKED = BLOCK + FP4 + CODE + GROUP
 DTYPES = ["f32", "f16", "bf16", *PACKED]
 EVERY = "LLMC_CHECK_ALL" in os.environ  # make check-all
@@ -112,7 +112,7 @@ class Finding(AssertionError):
 
 
 def super_block(dtype):
-    """Whether a block of the type has 256 columns"""
+    """Return whether a block of the type has 256 columns"""
     return dtype.endswith("_k") or CODES.get(dtype, [0])[0] == 256
 
 
@@ -268,7 +268,7 @@ class FeedArgs(C.Structure):
 
 
 class Prefetch(C.Structure):
-    """Weights that a kernel prefetches to L2: three of p.next, then p.experts"""
+    """The weights that a kernel prefetches to L2: three of p.next, then p.experts"""
 
     _fields_ = [("at", C.c_uint64), ("stride", C.c_int64), ("bytes", C.c_uint32), ("n", C.c_int32)]
 
@@ -299,7 +299,8 @@ class Config(C.Structure):
 
 
 def cublaslt():
-    """The emulated library, or on a GPU the real one in the folders where NVRTC is searched"""
+    """Load the emulated library, or on a GPU the real one from the folders where NVRTC is
+    searched"""
     tool = nvrtc_tool()
     d = os.environ.get("LLMC_CUDA_LIBDIR", "")
     places = (
@@ -470,7 +471,8 @@ class Device:
         self.ok("cuLaunchKernelEx", C.byref(c), f, (C.c_void_p * 2)(C.addressof(arg), maps), None)
 
     def library_matmul(self, ptr, n, rows, cols, args, w_type, y_type, beta):
-        """y = beta * add + act w^T by cuBLASLt: in column order y^T = (w^T)^T act^T."""
+        """Compute y = beta * add + act w^T by cuBLASLt, which uses column order: y^T = (w^T)^T
+        act^T."""
         lt = self.lt = self.lt or cublaslt()
         kind = {"f32": 0, "f16": 2, "bf16": 14}
         handle, desc, pref = C.c_void_p(), C.c_void_p(), C.c_void_p()
@@ -544,10 +546,10 @@ class Device:
         do("cublasLtDestroy", handle)
 
     def raw(self, job):
-        """Kernels with one struct of any kind as parameter. job: arrays {name: array}, pack (struct
-        format), fields (numbers, names of arrays), launches [(text, file, function, grid, block,
-        shared, {array: new content})], fetch (names): arrays to return after each launch; maps
-        [(array, type, dims, strides, box, target array)]: tensor maps, at the start of the
+        """Run kernels whose only parameter is a struct of any kind. job: arrays {name: array}, pack
+        (struct format), fields (numbers, names of arrays), launches [(text, file, function, grid,
+        block, shared, {array: new content})], fetch (names): arrays to return after each launch;
+        maps [(array, type, dims, strides, box, target array)]: tensor maps, at the start of the
         struct if they have no target; cluster, cooperative."""
         self.mem = []
         at = {k: self.up(v) for k, v in job["arrays"].items()}
@@ -584,9 +586,8 @@ class Device:
         for text, name, fn, grid, block, shared, change in job["launches"]:
             for k, v in change.items():
                 self.ok("cuMemcpyHtoD_v2", at[k], v.ctypes.data, v.nbytes)
-            self.ok(
-                "cuCtxSynchronize"
-            )  # the copies may still be in flight, and the stream does not wait for them
+            # the copies may still be in flight, and the stream does not wait for them
+            self.ok("cuCtxSynchronize")
             self.launch(
                 self.module(text, name),
                 fn,
@@ -623,7 +624,8 @@ class Device:
         )  # (address, bytes) of outputs, and of scratch that each launch must find overwritten
 
         def fresh(array, moving, old=False):
-            """Fills at once in place, or by the kernel that runs before; old: by an earlier one."""
+            """Fill an array in place now, or let the preceding kernel fill it; old: let an earlier
+            kernel fill it."""
             if not (pdl and moving and array.nbytes):
                 return self.up(array)
             p, src = self.alloc(array.nbytes), self.up(array)
@@ -680,7 +682,7 @@ class Device:
                 for i, skip, shape, dtype in job["fetch"]:
                     self.down(
                         ptr[i] + skip, shape, dtype
-                    )  # reports what was not written the first time
+                    )  # a second run reports what the first run has not written
                 for p, n in made + scratch:
                     self.ok("cuMemsetD8_v2", p, 0xFF, n)
                 self.ok("cuCtxSynchronize")
@@ -733,7 +735,7 @@ def _serve(pipe, arch, mode, seed, sms):
         except Finding as e:
             pipe.send(e)
             os._exit(0)
-        except Exception as e:  # a fault of the harness or its caller
+        except Exception as e:  # report a mistake of the harness or its caller
             pipe.send(RuntimeError(f"{type(e).__name__}: {e}"))
             os._exit(0)
         pipe.send(answer)
@@ -794,7 +796,7 @@ def always(cases, *names):
 
 def submit(arch, mode, seed, sms, job, timeout=HANG):
     if REAL:
-        timeout = min(timeout, 120 * SLOW)  # mostly compile time
+        timeout = min(timeout, 120 * SLOW)  # the limit is mostly compile time
         not_here(arch)
     key = ("gpu", "fast", 0, 0) if REAL else (arch, mode, seed, sms)
     if key not in _workers:
@@ -939,7 +941,7 @@ class Kernel:
                     f"argument {i} of {self.template} is {type(a).__name__}"
                 )
                 passed.append(("in", np.ascontiguousarray(a), moving))
-        # an alias of an input is read back by its own fetch
+        # an alias of an input is read back separately
         todo = []
         for x in self.launches:
             p = x.get("product")
@@ -974,7 +976,7 @@ class Kernel:
                 )
         apart = [
             i for i, x in enumerate(self.launches) if x.get("rounds")
-        ]  # for concurrent launches, and kernels with one path
+        ]  # for concurrent launches, and for kernels with only one path
         if apart:
             todo[apart[0] : apart[-1] + 1] = [
                 (*x[:-1], r) for r in range(rounds) for x in todo[apart[0] : apart[-1] + 1]
@@ -1013,7 +1015,7 @@ RUNS = [*FAST, ("check", 2)]
 
 
 def nvrtc_tool():
-    """(library, tools/nvrtc.py), or None if there is no real NVRTC"""
+    """Return (library, module tools/nvrtc.py), or None if there is no real NVRTC"""
     import nvrtc as tool
 
     lib = tool.find()

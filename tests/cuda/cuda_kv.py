@@ -9,7 +9,8 @@ PAGE = 32
 
 
 def rounded(x, dtype):
-    """x as stored in the cache: float16, float32, or bf16 as float32 with the lower half clear"""
+    """Return x as stored in the cache: float16, float32, or bf16 as float32 with the lower half
+    clear"""
     if dtype == "f16":
         return np.clip(x, -65504, 65504).astype(np.float16)
     x = np.ascontiguousarray(x, np.float32)
@@ -38,14 +39,14 @@ class Pool:
         self.pages = np.full((total + 3, self.page_bytes), 0xFF, np.uint8)
 
     def beyond(self, n_bytes):
-        """The pages as an argument in which they start after that many bytes, and the block table"""
+        """Return the block table, and the pages as an argument in which n_bytes precede them"""
         first = -(-n_bytes // self.page_bytes)
         return H.far(self.pages, first * self.page_bytes), np.where(
             self.table < 1 << 29, self.table + first, self.table
         )
 
     def places(self, seq, pos, heads):
-        """(first byte, bytes) of the data of position pos in the pages"""
+        """Return (first byte, bytes) of the data of position pos in the pages"""
         page = int(self.table[seq, pos // PAGE]) * self.page_bytes
         for base, width in ((0, self.k_width), (PAGE * self.k_width, self.v_width)):
             n = width // heads * self.item
@@ -55,7 +56,7 @@ class Pool:
             )
 
     def fill(self, seq, k, v, first=0):
-        """k, v: [positions, heads, dim], rounded"""
+        """Write k and v: [positions, heads, dim], rounded"""
         for x, base, width in ((k, 0, self.k_width), (v, PAGE * self.k_width, self.v_width)):
             n, heads, dim = x.shape
             assert heads * dim == width
@@ -71,7 +72,7 @@ class Pool:
                 page.reshape(heads, PAGE, dim * self.item)[:, (first + j) % PAGE] = raw[j]
 
     def _parts(self, seq, pos):
-        """Byte ranges of K and V of position pos, by head: views [heads, dim bytes]"""
+        """Return the bytes of K and V of position pos as views [heads, dim bytes]"""
         for base, width in ((0, self.k_width), (PAGE * self.k_width, self.v_width)):
             yield (
                 self.pages[
@@ -83,7 +84,7 @@ class Pool:
             )
 
     def read(self, seq, pos, n, k_shape, v_shape):
-        """K and V of n positions as float64: [n, heads, dim]"""
+        """Return K and V of n positions as float64: [n, heads, dim]"""
         out = []
         for which, (heads, dim) in enumerate((k_shape, v_shape)):
             rows = []

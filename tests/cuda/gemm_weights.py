@@ -10,7 +10,7 @@ from code_blocks import CODES
 from cuda_weights import Weights
 
 
-TABLES = {  # from bitsandbytes 0.50
+TABLES = {  # tables of bitsandbytes 0.50
     "nf4": np.array(
         [
             -1.0,
@@ -45,24 +45,24 @@ def half(r, shape, lo, hi):
 
 
 def plane(a, rows):
-    """[rows, ..] as bytes, each row padded to a multiple of 16"""
+    """Return [rows, ..] as bytes, with each row padded to a multiple of 16"""
     a = np.ascontiguousarray(a).reshape(rows, -1).view(np.uint8)
     return np.pad(a, ((0, 0), (0, -a.shape[1] % 16)))
 
 
 def nibbles(q):
-    """[.., 32]: byte i holds values i and i + 16."""
+    """Pack values [.., 32] into nibbles: byte i holds values i and i + 16."""
     return (q[..., :16] | q[..., 16:] << 4).astype(np.uint8)
 
 
 def fifth(q):
-    """[.., 32] of 0 and 1: one word, bit i for value i"""
+    """Pack bits [.., 32] into one word: bit i is value i"""
     return (q.astype(np.uint32) << np.arange(32, dtype=np.uint32)).sum(-1, dtype=np.uint32)
 
 
 def fives(q):
-    """[.., 32] of 5 bits: five words with three pairs of values in the halves of each; the top bit
-    of each half is a bit of values 30 and 31"""
+    """Pack 5-bit values [.., 32] into five words. The halves of a word hold three pairs of values;
+    the top bits of the halves are a bit of values 30 and 31"""
     w = np.zeros(q.shape[:-1] + (5,), np.uint32)
     for e in range(30):
         w[..., e // 6] |= (q[..., e] << e % 2 * 16 + e // 2 % 3 * 5).astype(np.uint32)
@@ -75,8 +75,9 @@ def fives(q):
 
 @functools.lru_cache
 def turned():
-    """For each of the 32 bits of eight E2M1 (bit b of column c of 8: 4 c + b) the word that has
-    only that bit: the inverse, over GF(2), of what kernels extract."""
+    """Return, for each of the 32 bits of eight E2M1 values (bit b of column c has number 4 c + b),
+    the word from which kernels extract only that bit. It is the inverse, over GF(2), of the
+    kernels' extraction."""
     rows = []
     for c in range(8):  # columns 0..3, 16..19
         j, upper = c // 4 * 2 + c % 2, c % 4 // 2 * 16
@@ -95,7 +96,7 @@ def turned():
 
 
 def e2m1(q):
-    """[.., 32] of 4 bits: four words"""
+    """Pack 4-bit values [.., 32] into four words"""
     w = np.zeros(q.shape[:-1] + (4,), np.uint32)
     for i in range(4):
         for c in range(8):
@@ -106,7 +107,7 @@ def e2m1(q):
 
 
 def k_scales(sc, mn):
-    """[.., 8] and [.., 8] of 6 bits: 12 bytes"""
+    """Pack 6-bit scales [.., 8] and minima [.., 8] into 12 bytes"""
     out = np.zeros(sc.shape[:-1] + (12,), np.uint8)
     for j in range(4):
         out[..., j] = sc[..., j] | (sc[..., j + 4] >> 4) << 6
@@ -131,7 +132,8 @@ def make(r, rows, cols, dtype):
         nb = cols // 256
         d = half(r, (rows, nb), 1e-4, 3e-4)
         if dtype == "q6_k":
-            q = r.integers(0, 64, (rows, nb, 2, 4, 32))  # halves, quarters
+            # values by half of the block and quarter of the half
+            q = r.integers(0, 64, (rows, nb, 2, 4, 32))
             sc = r.integers(-128, 128, (rows, nb, 16)).astype(np.int8)
             ql = np.concatenate(
                 [
@@ -174,7 +176,7 @@ def make(r, rows, cols, dtype):
             v = levels[q] * 2.0 ** (e[..., None].astype(int) - 127)
             return np.concatenate([plane(e2m1(q), rows), plane(e, rows)], 1), v.reshape(rows, cols)
         s = r.integers(8, 126, (rows, cols // 16)).astype(np.uint8)
-        d = (0.00037 * (1 + r.random((rows, 1)))).astype(np.float32)  # per row
+        d = (0.00037 * (1 + r.random((rows, 1)))).astype(np.float32)  # one scale per row
         scale = (1 + (s & 7) / 8) * 2.0 ** ((s >> 3).astype(int) - 7) * d.astype(np.float64)
         v = levels[q].reshape(rows, -1, 16) * scale[..., None]
         return np.concatenate([plane(e2m1(q), rows), plane(s, rows), plane(d, rows)], 1), v.reshape(

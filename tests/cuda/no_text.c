@@ -1,4 +1,4 @@
-/* Replaces grammar/ and the tokenizer in a build of the CPU sampler alone: these tests use neither
+/* Stubs of grammar/ and the tokenizer for a build of the CPU sampler alone, whose tests use neither
  * grammars nor DRY breakers. */
 #include "grammar/grammar.h"
 

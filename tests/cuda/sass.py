@@ -55,7 +55,8 @@ class Sass(list):
         self.label = {}
 
     def where(self, *ops):
-        """Indices of the instructions whose name begins with one of ops (names end at a dot)"""
+        """Return the indices of the instructions whose name begins with one of ops (names end at a
+        dot)"""
         want = tuple(ops)
         out = []
         for i, text in enumerate(self):
@@ -65,15 +66,15 @@ class Sass(list):
         return out
 
     def first(self, *ops):
-        """Index of the first one, or the length if there is none"""
+        """Return the index of the first such instruction, or the length if there is none"""
         return next(iter(self.where(*ops)), len(self))
 
     def count(self, *ops):
         return len(self.where(*ops))
 
     def loops(self, *ops):
-        """Bodies of loops (from a label to the last branch back to it) that contain an instruction
-        of each of ops and no other such loop, in order"""
+        """Return the bodies of loops, in order. A loop extends from a label to the last branch back
+        to it; it must contain an instruction of each of ops, and no other such loop"""
         last = {}
         for i in self.where("BRA"):
             m = re.search(r"(\.L\w+)", self[i])
@@ -94,9 +95,9 @@ class Sass(list):
         return found
 
     def ways(self, *ops):
-        """For each loop with an instruction of the first of ops: number of instructions on the
-        shortest path around it that passes most of ops, the first one's before the next one's.
-        Code after a branch out of the loop (the end of a tile) is not counted."""
+        """For each loop with an instruction of ops[0], return the number of instructions on the
+        shortest path around the loop that passes the most of ops, in their order. Code after a
+        branch out of the loop (the end of a tile) is not counted."""
         heads = {}
         for i in self.where("BRA"):
             m = re.search(r"(\.L\w+)", self[i])
@@ -104,7 +105,8 @@ class Sass(list):
                 heads[self.label[m[1]]] = i
         marks, found = [set(self.where(o)) for o in ops], []
         for head, tail in sorted(heads.items()):
-            # from an instruction to the branch back: number of passed ops, then minus the length
+            # for each instruction, of the best path to the branch back: number of passed ops, then
+            # minus the length
             best = {}
             for i in range(tail, head - 1, -1):
                 m = re.match(r"(@!?\S+\s+)?(\S+)\s*(.*)", self[i])

@@ -167,8 +167,8 @@ def test_accesses(arch):
 
 
 def test_grid_workspace():
-    """The address for grid_sync has envreg1 above envreg2, as in driver_abi.h of cooperative
-    groups: otherwise only a GPU would fault."""
+    """The address for grid_sync has envreg1 in its upper half and envreg2 in its lower half, as in
+    driver_abi.h of cooperative groups. The other order would fail only on a GPU."""
     tool = H.nvrtc_tool()
     if tool is None or sass.disassembler() is None:
         pytest.skip("no libnvrtc or no nvdisasm")
@@ -213,7 +213,8 @@ def test_orders_and_scopes(arch):
 
 
 def fragment(m, trans):
-    """ldmatrix of an 8 x 8 matrix of 16-bit elements: lane -> two elements"""
+    """Return the two elements that each lane gets from ldmatrix of an 8 x 8 matrix of 16-bit
+    elements"""
     if trans:
         return m[2 * T, G].astype(np.uint32) | m[2 * T + 1, G].astype(np.uint32) << 16
     return m[G, 2 * T].astype(np.uint32) | m[G, 2 * T + 1].astype(np.uint32) << 16
@@ -271,7 +272,7 @@ def test_mma(name):
     def bits_of(v):
         if kind == "s8":
             return v.astype(np.int8).view(np.uint8).astype(np.uint32)
-        if kind == "e4m3":  # integers up to 16, subnormals too when they are times 2^-9
+        if kind == "e4m3":  # integers up to 16; multiplied by 2^-9 they include subnormals
             codes = to_e4m3(v)
             assert (E4M3[codes] == v).all()
             return codes.astype(np.uint32)
@@ -338,7 +339,7 @@ def test_clusters():
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90a"])
 def test_scopes(arch):
-    """Each type: old value, stores, and consecutive sums"""
+    """Test each type: old value, stores, and consecutive sums"""
     types = [np.int32, np.uint32, np.float32, np.uint64]
     n = 16 if arch == "sm_90a" else 12
     x = np.zeros((n, 8), np.uint8)
@@ -359,9 +360,9 @@ def test_grid_barrier():
 
 
 def test_pairs_of_halves():
-    """Add, mul and fma, rounded once: numpy's in double, which holds them exactly. The
-    emulator computes in fp32, so the inputs are such that fp32 is exact before the one rounding,
-    as in kernels."""
+    """Add, mul and fma are rounded once; the expected values are numpy's in double, which holds the
+    results exactly. The emulator computes in fp32, so the inputs are such that fp32 is exact before
+    the one rounding, as in kernels."""
     n = 4096
     rng = np.random.default_rng(5)
     a, b = rng.integers(0, 1 << 16, (2, n, 2)).astype(np.uint16)
@@ -410,7 +411,7 @@ def test_pairs_of_halves():
 
 
 def approximations():
-    """The approximations of a header that needs a template around it, on their own"""
+    """Extract the approximations from a header that can otherwise be included by a template only"""
     header = (H.TEMPLATES / "cuda/attention/flash_tile.h").read_text()
     fn = "".join(
         re.search(rf"DEV float\n{f}\(.*?\n}}\n", header, re.S)[0]
@@ -522,7 +523,7 @@ def source90(wgmma=(), arch="sm_90a"):
 
 
 def with_maps(fn, arrays, maps, at=(), put=(), **more):
-    """The struct begins with two maps; maps that are copied to memory leave none there."""
+    """Launch a kernel whose struct begins with two maps, unless these are copied to memory."""
     fields = ["x", "y", *(list(at) + [0] * 5)[:5], *(list(put) + [0] * 5)[:5]]
     space = "256x" if all(m[5] for m in maps) else "128x" if len(maps) == 1 else ""
     return launch(
@@ -571,8 +572,8 @@ def test_boxes_of_tensors(n):
     ],
 )
 def test_boxes_that_no_gpu_takes(width, at, put, says):
-    """Each of these ended a kernel on an H100, or wrote beyond its tensor; the emulator reports
-    them."""
+    """Each of these boxes ended a kernel on an H100, or wrote beyond its tensor; the emulator
+    reports them."""
     H.only_emulated()
     arrays = dict(x=np.zeros(60, np.uint32), y=np.zeros(60, np.uint32))
     maps = [(k, 7, (width, 5), [48, 0], BOX[:2], None) for k in "xy"]

@@ -95,7 +95,7 @@ def test_portable(name, mode, seed):
     k = H.build("attention", ARCH[seed], c.params)
     tol = (
         3e-4 if name == "low" else 2e-5
-    )  # a score of 400 has a rounding error of 1.5e-5, which the exponential keeps
+    )  # a score of 400 has a rounding error of 1.5e-5, which becomes a relative error of the exponential
     rows = [
         (i, sorted({0, 1, 30, 31, 32, n // 2, n - 2, n - 1} & set(range(n))))
         if i % 2
@@ -160,7 +160,7 @@ def decode_tests():
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("template,arch,name,mode,seed", H.always(decode_tests(), "low", "many"))
 def test_decode(template, arch, name, mode, seed):
-    """One row per sequence, on grids that cut them differently"""
+    """Each sequence has one row; the grids divide the positions differently"""
     c = Case(**DECODE[name])
     k = H.build(template, arch, c.params)
     tol = 3e-4 if name == "low" else 2e-5
@@ -180,7 +180,7 @@ def test_decode(template, arch, name, mode, seed):
     "template,arch", [("attention_decode", "sm_75"), ("attention_decode_sm80", "sm_86")]
 )
 def test_decode_large(template, arch):
-    """Scores of hundreds do not overflow, large queries neither; equal scores give the mean."""
+    """Neither scores of hundreds nor large queries overflow; equal scores give the mean."""
     c = Case([300, 40], heads=2, kv_heads=1, dim=16, spread=20.0)
     k = H.build(template, arch, c.params)
     close(c.run(k, c.last()), np.concatenate([c.want(i, ps) for i, ps in c.last()]), 1e-3)
@@ -192,8 +192,8 @@ def test_decode_large(template, arch):
 
 
 def dealt(c, sms):
-    """The schedule of attention_decode_sm80 (att_schedule): CTAs per unit (0: runs of the list),
-    warps per team"""
+    """Return the schedule of attention_decode_sm80 (att_schedule): CTAs per unit (0: a CTA gets a
+    run of the unit list), and warps per team"""
     lo = [max(n - c.window, 0) if c.window else 0 for n in c.lens]
     tiles = [(n - 1) // 16 - a // 16 + 1 for n, a in zip(c.lens, lo)]
     each = c.kv_heads * -(-(c.heads // c.kv_heads) // 8)
@@ -236,8 +236,8 @@ DEALT = {
 
 @pytest.mark.parametrize("name,mode,seed", [(n, *r) for n in DEALT for r in H.RUNS])
 def test_decode_schedules(name, mode, seed):
-    """Several units per CTA, one after another or concurrently; one unit per CTA; units split over
-    CTAs; runs of the list"""
+    """Covers all schedules: several units per CTA, in sequence or concurrently; one unit per CTA;
+    units split over CTAs; runs of the unit list"""
     sms, how, case = DEALT[name]
     c = Case(**case)
     assert dealt(c, sms) == how
@@ -265,7 +265,7 @@ def test_decode_schedules(name, mode, seed):
     ],
 )
 def test_decode_barriers(name, barrier, after):
-    """Each barrier is needed."""
+    """The check finds each barrier that is removed."""
     H.only_emulated()
     sms, _, case = DEALT[name]
     c = Case(**case)
@@ -297,7 +297,8 @@ def test_decode_loads_before_the_wait(lens, planted):
         close(c.run(k, c.last(), mode=mode, seed=seed), want, 2e-5)
 
 
-# Bytes before the pages of a pool: offsets exceed 31 bits of elements and 32 bits of bytes
+# bytes before the pages of a pool, so that offsets in elements exceed 31 bits and offsets in bytes
+# 32 bits
 FAR = 9 << 30
 
 
@@ -387,7 +388,7 @@ def test_mla_append(kv, mode, seed):
 
 
 def rotate(x, table, style):
-    """x [rows, heads, R], table [rows, R]: complex multiplication of the pairs"""
+    """Rotate x [rows, heads, R] by table [rows, R]: complex multiplication of the pairs"""
     r = x.shape[-1]
     angle = (table[:, : r // 2] + 1j * table[:, r // 2 :]).astype(np.complex128)[:, None]
     z = (
@@ -451,7 +452,7 @@ def test_rope_2d(heads, dim, dims, style, mode, seed):
 
 
 def test_nvrtc():
-    """Parameters of real models: no spill, no warning."""
+    """Kernels with the parameters of real models compile without spills and warnings."""
     for template, heads, kv_heads, dim, kv, archs in (
         ("attention_decode_sm80", 32, 8, 128, "bf16", ["sm_90a", "sm_100a"]),
         ("attention_decode_sm80", 32, 8, 128, "f16", ["sm_80"]),
@@ -478,8 +479,8 @@ def test_nvrtc():
 
 
 def test_sass():
-    """Loads of K and V of a tile are issued before any mma; those of older tiles before the PDL
-    wait."""
+    """Loads of K and V of a tile are issued before any mma; loads of tiles older than the step are
+    issued before the PDL wait."""
     p = dict(
         HEADS=32,
         KV_HEADS=8,

@@ -50,8 +50,8 @@ def test_attention(template, arch, heads, kv):
 
 
 def latent(cls=M.Steps, **kw):
-    """The sequences of `extreme`: scores come from the last rotary column alone, values from the
-    latents, which stay random."""
+    """The sequences of `extreme`: scores depend on the last rotary column alone, values on the
+    latents, which remain random."""
     c = cls(**dict(dict(M.STEPS["low"], lens=EXTREMES, low=0.0), **kw))
     for i in range(6):
         c.q[i][:], c.c[i][:, :, c.rank :] = 0, 0
@@ -198,7 +198,7 @@ def routed(name, x, run):
     want_id, want = route(x[plain], top_k, **c)
     assert np.array_equal(ids[plain], want_id)
     assert np.abs(weights[plain] - want).max() < 1e-5 * c.get("scale", 1)
-    for t in (NAN_ROW, INF_ROW):  # valid experts, each once
+    for t in (NAN_ROW, INF_ROW):  # the row must select valid experts, each once
         assert len(set(ids[t])) == top_k and 0 <= ids[t].min() and ids[t].max() < n
     x = x.copy()
     x[[NAN_ROW, INF_ROW]] = 1
@@ -305,8 +305,8 @@ def test_fused_route(template, name, dtype):
 
 
 class Scores(I.Indexer):
-    """An indexer with one head whose score of a position is the first element of its key, times the
-    row's weight of 1 or -1 (negative: 0)"""
+    """An indexer with one head. The score of a position is the first element of its key times the
+    row's weight, 1 or -1; negative scores become 0"""
 
     def __init__(self, scores, chosen, kv="f32", extra=()):
         super().__init__([len(scores), *extra], heads=1, dim=8, chosen=chosen, kv=kv)

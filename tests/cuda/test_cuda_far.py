@@ -18,7 +18,8 @@ FAR = 9 << 30  # bytes
 
 
 def before(row_bytes, row_elements):
-    """Number of rows after which an offset exceeds 31 bits of elements and 32 bits of bytes"""
+    """Return the number of rows after which an offset exceeds 31 bits in elements and 32 bits in
+    bytes"""
     return max(-(-(1 << 32) // row_bytes), -(-(1 << 31) // row_elements)) + 3
 
 

@@ -1,4 +1,5 @@
-"""Environment of the GPU emulator for end-to-end tests; builds the emulator if it is missing."""
+"""Return the environment that runs llmc on the GPU emulator; build the emulator if it is
+missing."""
 
 import os
 import subprocess

@@ -1,4 +1,5 @@
-"""Control groups with a limit of memory, for tests of what the kernel would kill."""
+"""Control groups with a memory limit, for tests of memory use: the kernel kills a process that
+exceeds it."""
 
 import contextlib
 import os

@@ -10,11 +10,12 @@ build=$1
 llmc=$build/llmc
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
-# own cache of models; built code of the outer cache, whose keys include compiler flags
+# Models have a cache of their own. Built kernels come from the outer cache, because its keys
+# include the compiler flags.
 kernels=${LLMC_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/llmc}/kernels
 mkdir -p "$tmp/cache" && mkdir -p "$(dirname "$kernels")" && { [ -d "$kernels" ] || mkdir -m 700 "$kernels"; } && ln -s "$(realpath "$kernels")" "$tmp/cache/kernels"
-# Kernels by gcc, which takes 2 s where clang takes 30 with these flags. -nodefaultlibs: llmc,
-# linked by clang, has the sanitizers' runtime.
+# Kernels by gcc, which takes 2 s with these flags; clang takes 30 s. -nodefaultlibs: llmc, linked
+# by clang, has the sanitizers' runtime.
 export LLMC_CC=gcc LLMC_CACHE=$tmp/cache LLMC_KERNEL_CFLAGS="-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -nodefaultlibs"
 case $2 in
 binding)

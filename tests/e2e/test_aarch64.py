@@ -83,7 +83,7 @@ def test_kernels_agree_with_the_reference(built, arch, quant_format):
     text = run(
         CPU[arch],
         *(f"{BUILD}/llmc", "verify", "configs/tiny.yaml", "--random-weights", "--arch", arch),
-        # superblocks have 256 columns
+        # these sizes suit superblocks, which have 256 columns
         *("--set", "hidden=256", "--set", "ffn.width=512", "--set", "attention.n_heads=8"),
         *("--set", "attention.n_kv_heads=2", "-t", "2", *quantised),
     )
@@ -92,7 +92,8 @@ def test_kernels_agree_with_the_reference(built, arch, quant_format):
 
 @pytest.mark.parametrize("arch,kv", [("i8mm", "int8"), ("neon", "int4")])
 def test_integer_attention_agrees_with_the_reference(built, arch, kv):
-    """smmla and sdot; tests/kernels/test_attention.py runs their definition in plain vectors."""
+    """Run attention with smmla and sdot; tests/kernels/test_attention.py runs the definition of
+    these instructions in plain vectors."""
     text = run(
         CPU[arch],
         *(f"{BUILD}/llmc", "verify", "configs/tiny.yaml", "--random-weights", "--arch", arch),
@@ -102,7 +103,7 @@ def test_integer_attention_agrees_with_the_reference(built, arch, kv):
 
 
 def test_a_real_model_answers(built):
-    """SmolLM2 with the prompt as one chunk of 5 tokens, then GEMVs."""
+    """SmolLM2 computes the prompt as one chunk of 5 tokens, and then runs GEMVs."""
     if not os.environ.get("LLMC_SMOLLM2"):
         pytest.skip("LLMC_SMOLLM2 is not set")
     text = run(

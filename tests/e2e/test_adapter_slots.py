@@ -93,7 +93,7 @@ def test_logits_are_pefts(case, device, arch, tmp_path):
     ],
 )
 def test_ranks_have_parts_of_adapters(case, parallel, tmp_path):
-    """Uneven shares: 7 heads on 3 ranks."""
+    """Ranks have uneven shares: 7 heads on 3 ranks."""
     agrees_with_peft(case, tmp_path, device="cpu", arch="generic", extra=[f"parallel.{parallel}"])
 
 
@@ -136,7 +136,7 @@ def test_logits_of_experts_are_pefts(case, device, arch, tmp_path):
     ],
 )
 def test_ranks_have_parts_of_experts_adapters(case, parallel, tmp_path):
-    """Rows and columns of each expert, or whole experts: 5 of them on 3 ranks."""
+    """Ranks have rows and columns of each expert, or whole experts: 5 experts on 3 ranks."""
     agrees_with_peft(
         case,
         tmp_path,
@@ -196,7 +196,7 @@ def test_experts_may_be_modules(experts, tmp_path):
 
 
 def test_experts_without_gates(tmp_path):
-    """7 experts, 3 per token. PEFT's "model" is "backbone" in the checkpoint."""
+    """The model has 7 experts, 3 per token. PEFT's name "model" is "backbone" in the checkpoint."""
     g = weights.Golden(config("nemotron-experts")["base_model_name_or_path"])
     g.build(tmp_path / "model")
     (tmp_path / "a").mkdir()
@@ -479,7 +479,8 @@ def test_slots_are_free_when_no_sequence_uses_the_adapter(base):
 
 
 def test_a_slot_is_written_when_all_stages_are_done_with_it(tmp_path):
-    """The host waits for no logits: the second stage still works when the first one is done."""
+    """The host does not wait for logits, so the second stage is still busy when the first one has
+    finished."""
     g = weights.Golden(BASE)
     g.build(tmp_path)
     m = llmc.Model(
@@ -592,7 +593,7 @@ def test_on_a_gpu(base, tmp_path):
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("arch", ["sm_75", "sm_90a"])
 def test_experts_on_a_gpu(experts, arch, tmp_path):
-    """Kernels for any shape, and those specific to one GPU generation."""
+    """Run kernels for any shape, and kernels for one GPU generation."""
     on_a_gpu(
         experts,
         arch,
@@ -656,7 +657,7 @@ np.savez(out, *(np.concatenate([p, l[None]]) for p, l in zip(np.split(prompt, 2)
 
 
 def test_latent_attention_on_a_gpu(tmp_path):
-    """Adapters of all projections, in prefill and in a decode step."""
+    """Apply adapters of all projections, in prefill and in a decode step."""
     g = weights.Golden(config("deepseek-latents")["base_model_name_or_path"])
     g.build(tmp_path / "model")
     out = tmp_path / "logits.npz"
@@ -814,7 +815,8 @@ def expert_artifact(experts, tmp_path_factory):
 
 
 def test_a_plan_whose_slots_differ_is_refused(base, artifact, tmp_path):
-    """Same size but another order of slots: the last slot would end beyond the tensor."""
+    """A plan with another order of slots, but equal size, is refused: the last slot would end
+    beyond the tensor."""
     copy = tmp_path / "artifact"
     shutil.copytree(artifact, copy)
     plan = copy / "plan-cpu-generic.json"

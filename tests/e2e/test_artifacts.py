@@ -170,8 +170,8 @@ def test_a_moved_artifact_runs_without_compiler_or_cache(llmc, shipped, tokens, 
 
 
 def test_shipped_kernels_are_used_on_a_better_processor(llmc, shipped, tokens, tmp_path):
-    """No plan for this processor, but kernels were shipped for an older one: they are used, without
-    a compiler or written files, with one message."""
+    """If an artifact has no plan for this processor, but built kernels for an older one, these are
+    used, without a compiler and without written files. One message reports it."""
     best, folder = (
         llmc.json("doctor")["processor"]["best_target"].removeprefix("cpu-"),
         copy(shipped, tmp_path / "a"),
@@ -221,8 +221,8 @@ def test_shipped_kernels_are_used_on_a_better_processor(llmc, shipped, tokens, t
 
 
 def test_a_full_cache_disk(llmc, model, tokens, tmp_path):
-    """Kernels are then compiled in $TMPDIR and held in memory. The last disks have free blocks, but
-    no inode for what the compiler writes into its folder."""
+    """If the cache's disk is full, kernels are compiled in $TMPDIR and held in memory. The last
+    disks have free blocks, but no inode for what the compiler writes into its folder."""
     (tmp_path / "tmp").mkdir()
 
     def run(command, cache):
@@ -341,7 +341,8 @@ def test_a_folder_of_the_own_compile_runs_whatever_its_text(llmc, shipped, token
 
 
 def test_built_kernels_of_others_are_compiled_again(llmc, shipped, tokens, model, tmp_path):
-    """Also when the manifest fits: code in the object would run."""
+    """Built kernels without a trust record are compiled again even if the manifest matches, because code in
+    their objects would run."""
     env = {"LLMC_CACHE": str(tmp_path / "cache")}
     folder = copy(shipped, tmp_path / "a")
     (folder / "aot" / "cpu-generic" / "other").write_text("x")

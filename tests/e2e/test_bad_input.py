@@ -227,7 +227,7 @@ def test_an_unwritable_output_folder(llmc, tmp_path):
 
 
 def test_learned_positions_end(llmc):
-    """A model with a table of positions refuses to run beyond its last position."""
+    """A model with learned positions is refused beyond its last position."""
     model = "tests/golden/models/gpt2-plain"
     limit = int(llmc.json("plan", model, "--device", "ref")["plan"]["max_positions"])
     llmc(

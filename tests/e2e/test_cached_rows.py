@@ -53,7 +53,8 @@ def compare(name, tmp_path, *args, most=5e-3):
     got, tokens = run(tmp_path, g, *args, set=kv)
     off = np.abs(got - logits).max() / np.ptp(logits)
     plain = np.abs(g.logits - logits).max() / np.ptp(logits)
-    # a value halfway between two codes may round to either: one step in one element of one row
+    # a value halfway between two codes may round to either, which is one step in one element of one
+    # row
     assert off < min(most, plain / 10), (
         f"off by {off:.1e} of the range; a cache that rounds nothing is off by {plain:.1e}"
     )

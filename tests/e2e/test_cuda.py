@@ -17,7 +17,7 @@ EVERY = "LLMC_CHECK_ALL" in os.environ  # make check-all
 EXACT = 1e-5  # fp32 weights and activations
 NEARLY = 2e-4  # steps of one row: bf16 weights, activations of 16 bits
 ROUNDED = 5e-2  # steps of several rows: bf16 weights, activations rounded to bf16
-CHOSEN = 2e-1  # ... and rounding may choose another expert
+CHOSEN = 2e-1  # like ROUNDED, where rounding may also change the selected experts
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from golden_run import LLMC, weights
 from processor import RUNS
 
 CASES = weights.cases(weights.ENCODERS)
-EXACT, ROUNDED = 1e-5, 5e-2  # relative to the range of the rows; bf16 weights on a GPU
+EXACT, ROUNDED = 1e-5, 5e-2  # relative to the range of the rows; ROUNDED: bf16 weights on a GPU
 CPU = {
     "bert-plain": "generic v3 v4 vnni amx",
     "bert-576-bf16": "v3 v4 amx",
@@ -38,8 +38,8 @@ def model(path, case, device="ref", arch=None, **more):
 
 
 def rows(session, inputs):
-    """Rows of all sequences, each in a step of its own; of a classifier its first rows, which it
-    pools."""
+    """Return the rows of all sequences, each computed in its own step; for a classifier only the
+    first rows, which it pools."""
     out = []
     if session.model.info["output"] == 2:
         return np.array([session.embed(ids, "cls", False) for ids in inputs])
@@ -71,7 +71,8 @@ def test_reference(name, tmp_path):
     "name,arch", [(n, a) for n, archs in CPU.items() for a in archs.split() if RUNS[a]]
 )
 def test_processors(name, arch, tmp_path):
-    """One sequence per step, and all packed into one step without padding: the same bits."""
+    """Each sequence in its own step, and all sequences packed into one step without padding, give
+    equal bits."""
     case = weights.Encoder(name)
     with model(tmp_path, case, "cpu", arch).session(seqs=len(case.inputs)) as s:
         got = rows(s, case.inputs)
@@ -172,7 +173,8 @@ def test_the_mean_before_an_activation_is_refused(tmp_path):
 
 @pytest.mark.parametrize("act", ["Identity", "Tanh"])
 def test_linear_layers_after_the_pooling(act, tmp_path):
-    """EmbeddingGemma has two of them; an activation needs another pooling than the mean."""
+    """EmbeddingGemma has two linear layers; an activation requires a pooling other than the
+    mean."""
     case = weights.Encoder("gemma3-embedding")
     rng, pooling = np.random.default_rng(3), "mean_tokens" if act == "Identity" else "cls_token"
     case.build_served(str(tmp_path), pooling, True)
@@ -317,7 +319,7 @@ def served(tmp_path_factory):
 
 
 def test_embed_a_file(served, tmp_path):
-    """Strings to vectors: `llmc embed` against the means of transformers' rows."""
+    """`llmc embed` converts strings to vectors, which equal the means of transformers' rows."""
     case, folder = served
     want = np.array([r.astype(np.float64).mean(0) for r in case.rows()])
     texts = case.texts()
@@ -409,7 +411,7 @@ def test_other_variants_are_refused(key, value, tmp_path):
 
 
 def test_a_head_that_is_not_supported_is_refused(tmp_path):
-    """A classifier of tokens: its head would be ignored."""
+    """A classifier of tokens is refused, because its head would be ignored."""
     case = weights.Encoder("bert-plain")
     case.tensors["classifier.weight"] = [9, 72]
     with pytest.raises(llmc.Error, match="classifier.weight"):

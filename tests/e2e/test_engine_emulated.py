@@ -93,7 +93,8 @@ print(json.dumps([free, crowd, alone]))
 
 
 def test_a_budget_of_reasoning_is_a_mask_on_the_device(tmp_path):
-    """The end mark comes after exactly that many tokens, which are those without the budget."""
+    """The end mark follows exactly as many tokens as the budget allows, and these equal the tokens
+    without a budget."""
     build = os.environ.get("LLMC_EMU_BUILD", "build")
     subprocess.run(["make", "-s", "-f", "emu/emu.mk", f"BUILD={build}", "emu-lib"], check=True)
     marks = ["<think>", "</think>"]
@@ -135,7 +136,8 @@ print(json.dumps([fresh(old), fresh(new), got]))
 
 
 def test_weights_are_replaced_on_the_device(tmp_path):
-    """Every log probability is that of a model opened from the new checkpoint, to the bit."""
+    """Log probabilities are bit-identical with those of a model that is opened from the new
+    checkpoint."""
     old = tiny_model.build(tmp_path / "old")
     new, broken = str(tmp_path / "new"), str(tmp_path / "broken")
     for folder in (new, broken):
