@@ -5,10 +5,11 @@
  *
  *   readers   hold a shared flock on the entry's file from cache_find to cache_entry_release, and
  *             set its time of last use (mtime)
- *   writers   write under .tmp/, then rename; a file left by a killed writer is removed by a later one
- *   limit     .usage holds the total bytes of all entries. A writer that exceeds the limit removes the
- *             least recently used entries without a reader, down to 90 % of the limit. Renames and
- *             evictions happen under an exclusive flock on .usage.
+ *   writers   write under .tmp/, then rename; a file left by a killed writer is removed by a later
+ *             one
+ *   limit     .usage holds the total bytes of all entries. A writer that exceeds the limit removes
+ *             the least recently used entries without a reader, down to 90 % of the limit. Renames
+ *             and evictions happen under an exclusive flock on .usage.
  *
  * LLMC_CACHE_SIZE limits the cache [2G]; 0 disables it. LLMC_CACHE_STATS names a file that gets one
  * line per lookup: "hit so", "miss emu" or "damaged so", then the folder, or "-" if there is no

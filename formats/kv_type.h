@@ -5,7 +5,8 @@
  *   value = scale * code + zero     scale and zero are f16, one pair per group of a row
  *   f8    codes e4m3, group: the row, scale = largest / 448
  *   int8  codes -127 .. 127, group: the row, scale = largest / 127
- *   f8_32, int8_32   the same codes, groups of 32: for latents, whose range differs from their key's
+ *   f8_32, int8_32   the same codes, groups of 32: for latents, whose range differs from their
+ *                    key's
  *   int6  codes -31 .. 31, groups of 32, scale = largest / 31
  *   int4  codes 0 .. 15, groups of 32, zero: the smallest value, scale = (largest - smallest) / 15
  *   int4c keys only, codes of int4: a group is one element of a head over the 32 positions in a

@@ -1,12 +1,16 @@
 /* Constrained output: computes which tokens may come next under a grammar.
  *
  *   TokenVocab   byte strings of all tokens, in tries; built once per tokenizer
- *   Grammar      a schema, regex or grammar, compiled to an automaton over bytes; sets of its states are built as outputs reach them
+ *   Grammar      a schema, regex or grammar, compiled to an automaton over bytes; sets of its
+ *                states are built as outputs reach them
  *   Matcher      position in one output; several matchers share a grammar, its sets and its masks
  *
- *   front ends        schema*.c, number_range.c, string_formats.c, json_grammar.c (JSON Schema), regex_grammar.c, gbnf.c and lark.c (with rules.c), structural_tags.c, grammar_open.c (choices): source -> expressions (expression.c)
+ *   front ends        schema*.c, number_range.c, string_formats.c, json_grammar.c (JSON Schema),
+ *                     regex_grammar.c, gbnf.c and lark.c (with rules.c), structural_tags.c,
+ *                     grammar_open.c (choices): source -> expressions (expression.c)
  *   automaton.c       expressions -> states and edges
- *   state_sets.c      sets of (state, stack), built lazily; stacks are hash-consed, repetitions are counters on them
+ *   state_sets.c      sets of (state, stack), built lazily; stacks are hash-consed, repetitions are
+ *                     counters on them
  *   token_mask.c      state set x tries -> mask
  *   matcher.c         functions that callers use
  *   vocabulary.c      tries and slices

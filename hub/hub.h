@@ -3,7 +3,8 @@
  *
  * The cache is that of huggingface_hub, and both programs read and write the same files:
  *
- *   models--ORG--REPO/blobs/<oid>            content; <oid> is the SHA-256 or the id of the git blob
+ *   models--ORG--REPO/blobs/<oid>            content; <oid> is the SHA-256 or the id of the git
+ *                                            blob
  *   models--ORG--REPO/blobs/<oid>.incomplete the first bytes of a download that stopped
  *   models--ORG--REPO/snapshots/<commit>/    the repository's paths, as links to blobs
  *   models--ORG--REPO/refs/<revision>        commit of a branch or tag

@@ -62,24 +62,24 @@ typedef struct PlanExtent {
  * Row i of the segment (i < n_block * block): b = i / block, file row = first + b * stride + i %
  * block.
  *
- *   rope_pairs   d > 0: within each d rows, the file holds interleaved pairs: row i < d/2 of the segment is file row 2i,
- *                row d/2 + i is file row 2i + 1
- *   transpose    r > 0: the file view is a stack of matrices [cols of the segment, r], each transposed to r rows (r = all
- *                rows: one transposition). `rows, cols` are the file's, so cols = r. first, block
- * and stride count rows after transposition: GPT-2's c_attn is [H, 3H], transpose = 3H, its k is
- * first = H, block = H
+ *   rope_pairs   d > 0: within each d rows, the file holds interleaved pairs: row i < d/2 of the
+ *                segment is file row 2i, row d/2 + i is file row 2i + 1
+ *   transpose    r > 0: the file view is a stack of matrices [cols of the segment, r], each
+ *                transposed to r rows (r = all rows: one transposition). `rows, cols` are the
+ *                file's, so cols = r. first, block and stride count rows after transposition:
+ *                GPT-2's c_attn is [H, 3H], transpose = 3H, its k is first = H, block = H
  *   unit_rows    each row is divided by its L2 norm (NormHead)
- *   permuted     columns are in the order of the checkpoint's blocks, without their factors (formats/quant_format.h); an op
- *                permute_cols applies both to x
+ *   permuted     columns are in the order of the checkpoint's blocks, without their factors
+ *                (formats/quant_format.h); an op permute_cols applies both to x
  *   col_groups   g > 0: a file row is [cols / g, g] and is read as [g, cols / g]
- *   rows_in      a checkpoint tensor, F32 [rows]: file row r is its row rows_in[r] (gate and up rows in the order of
- *                down's columns); NULL: row r
- *   col_total    > 0: only columns [col_first, col_first + cols of the tensor) are used; columns of the transposed view
- *                if transpose is set. Quantised rows are cut between blocks; a range that shares a
- * scale is quantised as a whole, then cut
- *   stored       dtype of the file if it differs from the tensor's, else NULL: packing dequantises and rounds once to
- *                f32, f16 or bf16. Used for blocks along the other dimension, which cannot be
- * transposed as blocks */
+ *   rows_in      a checkpoint tensor, F32 [rows]: file row r is its row rows_in[r] (gate and up
+ *                rows in the order of down's columns); NULL: row r
+ *   col_total    > 0: only columns [col_first, col_first + cols of the tensor) are used; columns of
+ *                the transposed view if transpose is set. Quantised rows are cut between blocks; a
+ *                range that shares a scale is quantised as a whole, then cut
+ *   stored       dtype of the file if it differs from the tensor's, else NULL: packing dequantises
+ *                and rounds once to f32, f16 or bf16. Used for blocks along the other dimension,
+ *                which cannot be transposed as blocks */
 typedef struct PlanSource {
 	const char *name;
 	int64_t rows, cols;
@@ -101,7 +101,8 @@ typedef struct PlanSource {
  * `lora_*` selects the `rows` of the matrix, and `cols` is the number of columns of the right
  * factor. With col_total, this rank has the columns from col_first on.
  *   FACTOR_A   [slots, n_src, rank, cols]: right factors of n_src matrices
- *   FACTOR_B   [slots, rank, n_block * block]: left factor of one matrix, transposed and scaled by the adapter's scale
+ *   FACTOR_B   [slots, rank, n_block * block]: left factor of one matrix, transposed and scaled by
+ *              the adapter's scale
  *
  * Experts: [slots, experts, n_src, rank, ...] for both. An expert's module is `lora` with {e}
  * replaced by its index. If an adapter has all experts in one factor, `name` is STEM#PARAMETER with
@@ -135,7 +136,8 @@ enum { PLAN_MOST_SEGMENT = 1 << 14 };
  * CPUs:
  *   k, unquantised      [D][32]: 32 positions contiguous
  *   v, unquantised      [32][V]
- *   quantised           codes, then scales (and zeros); packed orders: ref/ref_kv.c; on GPUs: templates/cuda/attention/kv_cache.h
+ *   quantised           codes, then scales (and zeros); packed orders: ref/ref_kv.c; on GPUs:
+ *                       templates/cuda/attention/kv_cache.h
  *   mla                 one plane [32][rank + rope] of type `k`
  *
  * A pool of recurrent states has no pages. Each layer has an array [kv_heads, k_dim, v_dim] of fp32

@@ -9,7 +9,8 @@
  *   serve/pages/     chat page, status page and description of the routes
  *
  * Six kinds of threads:
- *   http     one thread (base/poller.h): reads requests, writes answers, detects closed and slow connections; never waits
+ *   http     one thread (base/poller.h): reads requests, writes answers, detects closed and slow
+ *            connections; never waits
  *   workers  parse, validate, apply templates, tokenize, submit
  *   images   one worker for requests with images: decodes them and runs vision towers
  *   pumps    one per engine: take its events and turn them into bytes of answers

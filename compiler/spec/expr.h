@@ -12,7 +12,8 @@
  *  first(key, n)              first n elements; n is a number or $key; null counts as 0
  *  pick(key, types, word)     the one number that key has where the list `types` has the word; an
  *                             error if they differ; pick(key): the one number of all elements
- *  shares(key)                per element: share of a normal distribution below that many deviations
+ *  shares(key)                per element: share of a normal distribution below that many
+ *                             deviations
  *  layers(tensors)            layers, the first * of the name, that have such a tensor
  *  list + x, list - x         per element; list - list: elements not in the second list
  *

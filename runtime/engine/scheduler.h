@@ -3,9 +3,9 @@
  * the session through SchedOps, so that a simulation can replace the session.
  *
  *   request  a prompt and 1 .. n choices that continue it; waits by priority and arrival
- *   choice   its tokens so far. Once started it is RUNNING (has a sequence), PREEMPTED (has none; its
- *            tokens are computed again or its saved KV is loaded) or DONE. Choices after the first
- *            are forked from it when the prompt has run.
+ *   choice   its tokens so far. Once started it is RUNNING (has a sequence), PREEMPTED (has none;
+ *            its tokens are computed again or its saved KV is loaded) or DONE. Choices after the
+ *            first are forked from it when the prompt has run.
  *
  * Age is (priority, start, choice); the lower priority number is older. Rules:
  * - A running choice gets pages by preempting younger ones, never older ones: the oldest always
