@@ -1,4 +1,7 @@
-"""Latent attention of the GPU target against float64, on the emulator"""
+"""Latent attention of the GPU target against float64, on the emulator.
+
+It is one file because all ops of a layer are tested on the same cases.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""Adapters in slots, selected per sequence, against PEFT (tests/golden/make_lora.py)."""
+"""Adapters in slots, selected per sequence, against PEFT (tests/golden/make_lora.py).
+
+It is one file because its models are built once per module.
+"""
 
 import json
 import os

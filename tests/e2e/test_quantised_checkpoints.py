@@ -1,6 +1,8 @@
 """Quantised safetensors folders as their packages write them (tests/golden/quant_formats/), against
 transformers on the values that these packages read. Inconsistent folders are refused. Expected
-logits: tests/golden/make_quant_formats.py."""
+logits: tests/golden/make_quant_formats.py.
+It is one file because all tests change the same fixtures.
+"""
 
 import json
 import os

@@ -1,5 +1,7 @@
 """Matmul kernels against float64, and against each other bit for bit: single rows and batches, GEMV and
-tiles, any number of parts. Tests every variant that this machine can run; the portable definition replaces v4."""
+tiles, any number of parts. Tests every variant that this machine can run; the portable definition replaces v4.
+It is one file because all tests use the same weights and the same float64 matmul.
+"""
 
 import ctypes as C
 import os

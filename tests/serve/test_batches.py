@@ -1,5 +1,7 @@
 """Files and batches: with OpenAI's unmodified client, and with faulty forms, ids and lines, full
 disks and restarts.
+
+It is one file because its servers start once per module.
 """
 
 import http.client

@@ -2,6 +2,7 @@
 and the engine ends empty. Mostly over the fake engine, whose speed is a parameter, and over the
 real one with adapters, speculation and constrained requests (`engine` is first the one, then
 the other).
+It is one file because its servers start once per module.
 """
 
 import http.client

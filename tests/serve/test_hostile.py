@@ -1,6 +1,7 @@
 """Hostile clients, and clients that interpret the standard differently: each is answered at once
 with the right status, and none delays others. Over the fake engine on loopback; attacks that
 involve the engine also run over the real one with everything enabled.
+It is one file because its servers start once per module.
 """
 
 import http.client

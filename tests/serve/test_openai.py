@@ -1,4 +1,7 @@
-"""OpenAI's interface through OpenAI's own client, on a tiny model."""
+"""OpenAI's interface through OpenAI's own client, on a tiny model.
+
+It is one file because its server starts once per module.
+"""
 
 import asyncio
 import json

@@ -1,4 +1,7 @@
-"""Metrics, pages, keys, settings, logs: everything outside of OpenAI's and TGI's interfaces."""
+"""Metrics, pages, keys, settings, logs: everything outside of OpenAI's and TGI's interfaces.
+
+It is one file because its servers start once per module.
+"""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""Outputs in each format of configs/formats/calls.yaml, parsed whole and cut at every byte. The grammar that forces a call must agree with the parser."""
+"""Outputs in each format of configs/formats/calls.yaml, parsed whole and cut at every byte. The grammar that forces a call must agree with the parser.
+
+It is one file because the tables of outputs come first and every test runs over them.
+"""
 
 import ctypes as C
 import json

@@ -1,7 +1,8 @@
 /* The scheduler over real pages and a fake model, whose next token is a hash of what it reads back
  * through the block table. A wrong copy on write, prefix hit, saved or recomputed page gives
  * another answer than the request gets alone. In over 100,000 random steps the answers are equal,
- * the invariants hold after every step, no request starves, and nothing leaks. */
+ * the invariants hold after every step, no request starves, and nothing leaks.
+ * All tests are in one file because they use the same fake model. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
