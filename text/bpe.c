@@ -1,6 +1,6 @@
 /* Byte pair encoding in two dialects: by merge ranks (tokenizer.json, byte-level GGUF) and by token
- * scores (sentencepiece). Both keep the symbols in a linked list and candidate merges in a heap:
- * O(n log n). */
+ * scores (sentencepiece). In both, symbols are a linked list and candidate merges a heap, so the
+ * time is O(n log n). */
 #include "text/text.h"
 
 #include <string.h>
@@ -8,15 +8,16 @@
 typedef struct Sym {
 	int32_t id;
 	int32_t prev, next; /* -1: none */
-	uint32_t at, n;     /* byte range in the input; n 0: merged away */
-	bool frozen;        /* user-defined token: never merged */
+	uint32_t at, n;     /* range of bytes in the input; n 0: merged into another symbol */
+	bool frozen;        /* a user-defined token, which is never merged */
 } Sym;
 
 typedef struct MergeCandidate {
-	double key; /* smaller merges first */
+	double key; /* candidates with smaller keys merge first */
 	int32_t left, right;
 	int32_t id; /* token id of the merged symbol */
-	uint32_t n; /* bytes of the merged symbol, to detect that a side has changed since */
+	uint32_t n; /* bytes of the merged symbol; if the two sides now have another length, the
+	               candidate is stale */
 } MergeCandidate;
 
 typedef struct Heap {
@@ -103,7 +104,7 @@ merge_all(Enc *e, Sym *sym, int32_t n, const char *text)
 			continue;
 		Sym *r = &sym[l->next];
 		if (e->t->model == MODEL_BPE) {
-			/* either side may have become another token meanwhile */
+			/* either side may have become another token since */
 			int32_t rank, id;
 			if (!pairmap_get(&e->t->merges, l->id, r->id, &rank, &id) || id != c.id)
 				continue;
@@ -137,7 +138,7 @@ sym_add(Enc *e, Sym **sym, size_t *n, int32_t id, size_t at, size_t len)
 	(*n)++;
 }
 
-/* Returns a character as the vocabulary writes it within a word. */
+/* Returns a character in the form in which the vocabulary has it within a word. */
 static ByteSpan
 spelled(Enc *e, ByteSpan text, size_t i, size_t len)
 {
@@ -217,7 +218,8 @@ bpe_encode(Enc *e, ByteSpan text)
 	return LLMC_OK;
 }
 
-/* Splits a token of type unused into the two tokens it was merged from, as sentencepiece does. */
+/* Splits a token of type unused into the two tokens from which it was merged, as sentencepiece
+ * does. */
 static void
 scores_emit(Enc *e, const char *s, size_t n, bool *after_unk, int depth)
 {

@@ -1,6 +1,6 @@
-/* Keeps special tokens in untrusted text as text: a break within a special token prevents the
- * tokenizer from finding it. Breaks are removed before the pre-tokenizers, so the ids are those of
- * the text without special tokens. */
+/* Keeps special tokens in untrusted text as text. A break (LLMC_BREAK) inside a special token
+ * prevents the tokenizer from finding it. Breaks are removed before the pre-tokenizers, so the ids
+ * are those of plain text. */
 #include "text/text.h"
 
 #include <stdlib.h>
@@ -28,7 +28,8 @@ break_count(ByteSpan text)
 	return n;
 }
 
-/* Returns the part of *rest before its first break, and removes both from *rest. */
+/* Returns the part of *rest before its first break, and removes this part and the break from
+ * *rest. */
 ByteSpan
 break_next(ByteSpan *rest)
 {
@@ -56,8 +57,8 @@ break_remove(Arena *a, ByteSpan text)
 	return (ByteSpan){ out, n };
 }
 
-/* Whether a special token begins at text.s, or begins there and is longer than the text: the text
- * that follows in the template could complete it. */
+/* Returns whether a special token begins at text.s. A token of which only the beginning is in the
+ * text counts too, because text that follows in the template could complete it. */
 static bool
 begins_special(Enc *e, ByteSpan text)
 {
@@ -71,10 +72,10 @@ begins_special(Enc *e, ByteSpan text)
 			break;
 	}
 	enc_work(e, i);
-	return node != 0; /* found, or the text ends within a token */
+	return node != 0; /* a token was found, or the text ends inside one */
 }
 
-/* Copies the text with a break after the first character of each special token; `all`: after every
+/* Copies the text, with a break after the first character of each special token; `all`: after every
  * character. Breaks in the input become U+FFFD. */
 static ByteSpan
 with_breaks(Enc *e, ByteSpan in, bool all)
@@ -98,8 +99,8 @@ with_breaks(Enc *e, ByteSpan in, bool all)
 	return (ByteSpan){ out ? out : "", n };
 }
 
-/* Reports whether tokenizing finds special tokens in spite of the breaks: those that are found in
- * the normalized text, where "<S>" may be the token <s>. */
+/* Reports whether the tokenizer finds special tokens in spite of the breaks. It may find them in
+ * the normalized text, where "<S>" can become the token <s>. */
 static llmc_status
 still_special(Enc *e, ByteSpan text, bool *found)
 {

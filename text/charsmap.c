@@ -1,13 +1,13 @@
 /* The precompiled character map of sentencepiece: a darts-clone double array and replacement
- * strings. sentencepiece takes the longest match at each position; the "Precompiled" normalizer of
- * tokenizer.json works per grapheme. */
+ * strings. sentencepiece uses the longest match at each position; the "Precompiled" normalizer of
+ * tokenizer.json matches whole graphemes. */
 #include "text/text.h"
 
 #include <string.h>
 #include <utf8proc.h>
 
-/* Units of darts-clone: offset in bits 10.., shifted by 8 more if bit 9 is set; bit 8: has a value;
- * bit 31: is a value. */
+/* Returns the offset in a unit of darts-clone. Bits 10.. have the offset, shifted by 8 more if bit
+ * 9 is set; bit 8: the unit has a value; bit 31: the unit is a value. */
 static uint32_t
 unit_offset(uint32_t u)
 {
@@ -34,7 +34,8 @@ charsmap_read(Arena *a, ByteSpan blob, Charsmap *out, llmc_error *err)
 	out->unit = unit;
 	out->n_units = bytes / 4;
 	size_t n = blob.n - 4 - bytes;
-	char *text = NEW(a, char, n + 1); /* NUL-terminated even if the file is not */
+	/* NUL-terminated, although the string in the file may not be */
+	char *text = NEW(a, char, n + 1);
 	if (n)
 		memcpy(text, blob.s + 4 + bytes, n);
 	out->text = (ByteSpan){ text, n };
@@ -121,8 +122,8 @@ charsmap_apply(Enc *e, const Charsmap *m, ByteSpan in)
 	return utf8_sanitize(a, p ? p : "", n);
 }
 
-/* Normalizes the next bytes of `in` and returns how many were consumed. User-defined tokens pass
- * unchanged; then the map applies, then single characters. */
+/* Normalizes the next bytes of `in` and returns the number of bytes consumed. User-defined tokens
+ * pass unchanged; other text is looked up in the map, then character by character. */
 static size_t
 spm_next(Enc *e, const Normalizer *norm, ByteSpan in, ByteSpan *to)
 {

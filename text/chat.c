@@ -1,4 +1,5 @@
-/* llmc_chat: selects a chat template and sets the variables that transformers passes to it. */
+/* llmc_chat: selects a chat template, and sets the variables that transformers passes to
+ * templates. */
 #include "text/text.h"
 
 #include <stdlib.h>
@@ -12,8 +13,8 @@ set_token(json_t *vars, const char *name, const llmc_tokenizer *t, int32_t id)
 	const char *s = llmc_token_text(t, id);
 	json_t *v = s ? json_stringn(s, t->tok[id].n) : NULL;
 
-	/* a missing token is an empty string in templates, so that it prints as nothing and can be
-	 * concatenated */
+	/* A missing token is an empty string in templates, so that it prints as nothing and can be
+	 * concatenated. */
 	return json_object_set_new(vars, name, v ? v : json_string("")) == 0;
 }
 
@@ -55,7 +56,7 @@ variables(const llmc_tokenizer *t, const char *messages, const char *options, js
 		return error_set(err, why.code, "%s", why.text);
 	}
 	ok &= json_object_set_new(vars, "messages", m) == 0;
-	/* transformers always passes these three */
+	/* transformers always passes these three variables */
 	ok &= json_object_set_new(vars, "tools", json_null()) == 0;
 	ok &= json_object_set_new(vars, "documents", json_null()) == 0;
 	ok &= json_object_set_new(vars, "add_generation_prompt", json_false()) == 0;

@@ -1,6 +1,6 @@
-/* Ids to text. Decoders form a chain of stages. Each takes the text of one token at a time and
- * passes on what is final; a flush ends the chain. Full detokenization feeds all tokens and
- * flushes, so it always agrees with the incremental one. */
+/* Converts ids to text. Decoders form a chain of stages. Each stage receives the text of one token
+ * at a time and passes on the text that is final; a flush ends the chain. Full detokenization feeds
+ * all tokens and then flushes, so it always agrees with the incremental one. */
 #include "text/text.h"
 
 #include <stdlib.h>
@@ -12,13 +12,14 @@ enum { MIN_DECODED = 4 << 20 };
 
 typedef struct DecodeStage {
 	const Dec *dec;
-	Strbuf held;   /* output that this stage must still hold back */
-	Strbuf out;    /* scratch */
-	int64_t count; /* units processed so far */
-	int64_t cut;   /* strip: characters cut at the start */
-	bool fused;    /* an earlier stage joined all tokens: units are chunks of the joined text */
-	bool past;     /* strip after fuse: the start has passed */
-	bool any;      /* DEC_SPM: the start has passed */
+	Strbuf held;   /* text that this stage has to hold back for now */
+	Strbuf out;    /* scratch buffer */
+	int64_t count; /* number of units processed so far */
+	int64_t cut;   /* strip: number of characters removed at the start */
+	bool fused;    /* an earlier stage has joined all tokens, so units are chunks of the joined
+	                  text */
+	bool past;     /* strip after fuse: text after the start has been processed */
+	bool any;      /* DEC_SPM: text after the start has been processed */
 } DecodeStage;
 
 struct llmc_stream {
@@ -26,16 +27,16 @@ struct llmc_stream {
 	pcre2_match_data *match;
 	DecodeStage *stage;
 	size_t n_stage;
-	Strbuf bytes; /* decoded bytes, possibly ending within a character */
+	Strbuf bytes; /* decoded bytes, which may end inside a character */
 	Strbuf text;  /* output of the last feed */
-	size_t most;  /* limit of the bytes that a stage holds or produces */
+	size_t most;  /* limit of the bytes that a stage may hold or produce */
 	bool skip_special;
-	bool too_long; /* a stage exceeded `most` */
+	bool too_long; /* a stage has exceeded `most` */
 };
 
 static void feed(llmc_stream *s, size_t k, const char *p, size_t n, int32_t id);
 
-/* id: the token that p stands for; -1 if it is no longer the text of one token */
+/* id: the token whose text p is; -1 if p is not the text of a single token */
 static void
 next(llmc_stream *s, size_t k, const char *p, size_t n, int32_t id)
 {
@@ -63,7 +64,7 @@ feed_bytelevel(llmc_stream *s, size_t k, const char *p, size_t n)
 		strbuf_add(&st->held, st->out.data, st->out.len);
 	else
 		strbuf_add(&st->held, p, n);
-	/* pass on complete characters, hold the rest */
+	/* passes on complete characters, and holds the rest */
 	size_t whole = utf8_whole(strbuf_str(&st->held), st->held.len);
 	if (!whole)
 		return;
@@ -188,7 +189,7 @@ feed_strip(llmc_stream *s, size_t k, const char *p, size_t n, int32_t id)
 			next(s, k, p, n, id);
 		return;
 	}
-	/* hold up to `stop` characters: they may be the end of the output */
+	/* holds up to `stop` characters, because they may be the end of the output */
 	strbuf_add(&st->held, p, n);
 	size_t keep = 0;
 	for (int i = 0; i < st->dec->stop && st->held.len - keep >= c_n &&
@@ -205,7 +206,8 @@ feed_strip(llmc_stream *s, size_t k, const char *p, size_t n, int32_t id)
 	next(s, k, st->out.data, st->out.len, -1);
 }
 
-/* Decodes a run of byte tokens: valid characters as they are, each other byte as U+FFFD. */
+/* Decodes a run of byte tokens. Valid characters stay as they are; each other byte becomes
+ * U+FFFD. */
 static void
 spm_bytes(llmc_stream *s, size_t k, bool end)
 {
@@ -256,8 +258,8 @@ feed_spm(llmc_stream *s, size_t k, const char *p, size_t n, int32_t id)
 		}
 		return;
 	}
-	/* the space that sentencepiece puts before the text: removed once, or while nothing else
-	 * has come */
+	/* The space that sentencepiece puts before the text is removed: only the first one, or all
+	 * before other text. */
 	if (!st->any && (d->strip_first || d->strip_all) && n >= 3 && memcmp(p, space, 3) == 0) {
 		p += 3;
 		n -= 3;
@@ -278,7 +280,7 @@ feed_spm(llmc_stream *s, size_t k, const char *p, size_t n, int32_t id)
 	}
 }
 
-/* Replaces every occurrence of `from` in *text, using *spare. */
+/* Replaces every occurrence of `from` in *text. *spare is scratch. */
 static void
 replace_all(Strbuf *text, Strbuf *spare, const char *from, const char *to)
 {
@@ -296,7 +298,7 @@ replace_all(Strbuf *text, Strbuf *spare, const char *from, const char *to)
 	strbuf_add(text, spare->data, spare->len);
 }
 
-/* A token inside a word follows without its mark, any other after a space. */
+/* A token inside a word is appended without its mark; any other token is preceded by a space. */
 static void
 feed_wordpiece(llmc_stream *s, size_t k, const char *p, size_t n, int32_t id)
 {
@@ -340,7 +342,7 @@ feed(llmc_stream *s, size_t k, const char *p, size_t n, int32_t id)
 		feed_metaspace(s, k, p, n, id);
 		break;
 	case DEC_REPLACE:
-		if (st->fused) { /* a match may cross chunks: wait for all of them */
+		if (st->fused) { /* a match may cross chunks, so all chunks are collected first */
 			strbuf_add(&st->held, p, n);
 			break;
 		}
@@ -363,7 +365,8 @@ feed(llmc_stream *s, size_t k, const char *p, size_t n, int32_t id)
 	case DEC_STRIP:
 		feed_strip(s, k, p, n, id);
 		break;
-	case DEC_SUFFIX: /* a word ends with a space, except the last one, so hold one token */
+	case DEC_SUFFIX: /* a word ends with a space, except for the last word, so one token is held
+	                  */
 		if (st->count++) {
 			strbuf_clear(&st->out);
 			replace_text(s, st, strbuf_str(&st->held), st->held.len);
@@ -424,7 +427,7 @@ flush_stage(llmc_stream *s, size_t k)
 	case DEC_SPM:
 		spm_bytes(s, k, true);
 		break;
-	case DEC_STRIP: /* the held characters are the end and are stripped */
+	case DEC_STRIP: /* the held characters are the end of the output, and are removed */
 	case DEC_METASPACE:
 	case DEC_FUSE:
 	case DEC_JOIN_SPACES:
@@ -508,7 +511,7 @@ stream_one(llmc_stream *s, int32_t id)
 		return;
 	if (tok->special && s->skip_special) {
 		if (s->n_stage && s->stage[0].dec->kind == DEC_SPM)
-			spm_bytes(s, 0, true); /* ends a run of bytes */
+			spm_bytes(s, 0, true); /* the run of byte tokens has ended */
 		take_whole(s, false);
 		return;
 	}

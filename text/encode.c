@@ -1,4 +1,4 @@
-/* Text to ids: the pipeline described in text.h. */
+/* Converts text to ids, by the pipeline that text.h describes. */
 #include "text/text.h"
 
 #include <stdlib.h>
@@ -82,8 +82,8 @@ cp_before(const char *s, size_t at, size_t *len)
 	return cp < 0 ? 0xFFFD : (uint32_t)cp;
 }
 
-/* Splits a segment at added tokens; the longest match at each position wins. lstrip and rstrip
- * include adjacent spaces. */
+/* Splits a segment at added tokens. At each position the longest match is used. Tokens with lstrip
+ * or rstrip include adjacent spaces. */
 llmc_status
 added_split(Enc *e, const Trie *trie, TokenPiece in, TokenPieces *out)
 {
@@ -145,7 +145,7 @@ model_encode(Enc *e, ByteSpan text)
 	return error_set(e->err, LLMC_E_BUG, "tokenizer: model %d", (int)e->t->model);
 }
 
-/* Normalizes a segment with breaks and splits it at added tokens. If the normalizers change the
+/* Normalizes a segment that has breaks, and splits it at added tokens. If normalizing changes the
  * breaks themselves, the parts between them are normalized one by one. */
 static llmc_status
 normalize_broken(Enc *e, TokenPiece p, TokenPieces *all)
@@ -175,8 +175,8 @@ token_is_mark(const llmc_tokenizer *t, int32_t id)
 	return t->tok[id].special && id != t->unk_id && !byte;
 }
 
-/* Encodes a segment without its breaks. If the model itself then finds a special token, the parts
- * between the breaks are encoded one by one. */
+/* Encodes a segment after removing its breaks. If the model itself then finds a special token, the
+ * parts between the breaks are encoded one by one. */
 static llmc_status
 encode_broken(Enc *e, TokenPiece p)
 {
@@ -208,7 +208,7 @@ encode(Enc *e, ByteSpan text)
 		push_all(e, t->pair[second ? 1 : 0], t->n_pair[second ? 1 : 0]);
 	else if (first || second || e->flags & LLMC_ADD_SPECIAL)
 		push_all(e, t->prefix, t->n_prefix);
-	/* a rule may make its input longer, and the next rule makes that longer again */
+	/* A rule may make its input longer, and the next rule may make the result longer again. */
 	e->max_normal = e->max_word = ((size_t)1 << 20) + TEXT_MAX_STEPS * text.n;
 	TRY(added_split(e, &t->added_raw, (TokenPiece){ text, -1, true }, &raw));
 	for (size_t i = 0; i < raw.n; i++) {

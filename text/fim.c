@@ -1,4 +1,5 @@
-/* Tokens of fill-in-the-middle: those of a GGUF's keys, else a row of fim.def. */
+/* Tokens of fill-in-the-middle: those that the keys of a GGUF file name, otherwise those of a row
+ * of fim.def */
 #include <string.h>
 
 #include "base/sized_struct.h"
@@ -44,7 +45,8 @@ add_ends(const llmc_tokenizer *t, llmc_fim *f, const char *names)
 	}
 }
 
-/* Find the row whose prefix token is `id`; id -1: the first row that the vocabulary has. */
+/* Returns the row whose prefix token is `id`. id -1: the first row all of whose tokens are in the
+ * vocabulary. */
 static const FimRow *
 row_of(const llmc_tokenizer *t, int32_t id)
 {

@@ -1,5 +1,6 @@
-/* Hash maps with open addressing on an arena: filled while a file loads, read-only afterwards. The
- * hashes are not seeded: an adversarial vocabulary can only slow down its own loading. */
+/* Hash maps with open addressing in an arena. They are filled while a file is loaded, and only read
+ * afterwards. The hashes are not seeded: an adversarial vocabulary can only slow down its own
+ * loading. */
 #include "text/text.h"
 
 #include <string.h>

@@ -1,7 +1,7 @@
-/* icetk tokenizers: sentencepiece plus the additions of their Python code. The first version
- * writes line ends, tabs and runs of spaces as tokens of their own. Later versions have tokens
- * after the last sentencepiece token, two of which begin every input. Their dialogues have no
- * chat template. */
+/* icetk tokenizers: sentencepiece plus the additions in their Python code. In the first version,
+ * line ends, tabs and runs of spaces are separate tokens. Later versions have tokens after the last
+ * sentencepiece token; two of these begin every input. The dialogues of both versions have no chat
+ * template. */
 #include "text/text.h"
 
 #include <stdio.h>
@@ -13,8 +13,8 @@
 	                            */
 #define ANSWER "\xe7\xad\x94\xef\xbc\x9a"
 
-/* Rounds are numbered from `first`; `gap` separates their parts. The first round uses a first
- * question unchanged. */
+/* Rounds are numbered from `first`; `gap` separates their parts. If there is no earlier round, the
+ * question is used unchanged. */
 #define ROUNDS(first, gap, bare)                                                                   \
 	"{%- set ns = namespace(round=" first                                                      \
 	") -%}{%- for m in messages -%}{%- if m.role == 'user' -%}"                                \
@@ -25,8 +25,8 @@
 	"' -}}{%- elif m.role == 'system' -%}{{- m.content ~ '" gap                                \
 	"' -}}{%- endif -%}{%- endfor -%}"
 
-/* Adds the tokens for whitespace. The model finds them by name; they decode to the whitespace they
- * stand for. */
+/* Adds the tokens for whitespace. The model finds a token by its name; its decoded form is the
+ * whitespace. */
 llmc_status
 ice_blanks(llmc_tokenizer *t, llmc_error *err)
 {
@@ -58,7 +58,7 @@ ice_blanks(llmc_tokenizer *t, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Replaces line ends, tabs and runs of 2 to 80 spaces by those tokens. */
+/* Replaces line ends, tabs and runs of 2 to 80 spaces by the tokens for whitespace. */
 ByteSpan
 ice_normalize(Enc *e, ByteSpan in)
 {
@@ -84,8 +84,8 @@ ice_normalize(Enc *e, ByteSpan in)
 	return (ByteSpan){ out ? out : "", n };
 }
 
-/* Adds the later tokens. first: the first id after the sentencepiece tokens. [gMASK] and sop begin
- * every input. */
+/* Adds the tokens of later versions. first: id after the last sentencepiece token. [gMASK] and sop
+ * begin every input */
 llmc_status
 ice_tokens(llmc_tokenizer *t, int32_t first, llmc_error *err)
 {

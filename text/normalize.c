@@ -1,5 +1,5 @@
-/* Normalizers: text to text. Each takes valid UTF-8 and returns valid UTF-8 in the arena of the
- * call. */
+/* Normalizers, which convert text to text. Each receives valid UTF-8 and returns valid UTF-8 in the
+ * arena of the call. */
 #include "text/text.h"
 
 #include <string.h>
@@ -19,7 +19,7 @@ unicode_form(Enc *e, ByteSpan in, utf8proc_option_t options)
 	                                        (utf8proc_ssize_t)in.n, NULL, 0, options);
 	if (n < 0)
 		return in;
-	/* one more element: reencode writes a NUL */
+	/* one more element, because reencode writes a NUL */
 	buf = NEW(&e->arena, utf8proc_int32_t, (size_t)n + 1);
 	n = utf8proc_decompose((const utf8proc_uint8_t *)in.s, (utf8proc_ssize_t)in.n, buf, n,
 	                       options);
@@ -277,7 +277,8 @@ normalize(Enc *e, ByteSpan in, ByteSpan *out)
 		}
 		if (in.n > e->max_normal)
 			return normal_too_long(e);
-		if (in.s != before) /* the outputs of all rules are in memory until the end */
+		/* the outputs of all rules stay in memory until the end of the call */
+		if (in.s != before)
 			e->max_normal -= in.n;
 	}
 	*out = in;

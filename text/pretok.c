@@ -1,5 +1,5 @@
-/* Pre-tokenizers: split segments of text into words. Segments that are added tokens have been
- * separated already. */
+/* Pre-tokenizers, which split segments of text into words. Added tokens have already been separated
+ * from these segments. */
 #include "text/text.h"
 
 #include <string.h>
@@ -30,14 +30,14 @@ bytelevel_byte(uint32_t cp)
 	return cp == 0x143 ? 0xAD : -1;
 }
 
-/* Joins matches and the gaps between them as the mode demands and passes each word on at once, so
- * an input of a million words needs the memory of one. */
+/* State for joining matches and the gaps between them as the mode requires. Each word is passed on
+ * at once, so an input of a million words needs memory for one. */
 typedef struct JoinState {
 	Enc *e;
 	size_t k; /* index of the pre-tokenizer */
 	const TokenPiece *in;
 	size_t from, to;
-	bool some, match; /* a part is pending; the last one was a match */
+	bool some, match; /* some: a part is pending; match: the last part was a match */
 } JoinState;
 
 static llmc_status
@@ -141,7 +141,7 @@ word_room(Enc *e, size_t k, size_t n)
 	return e->word[k].s = arena_grow(&e->arena, e->word[k].s, &e->word[k].cap, n + 1, 1);
 }
 
-/* Replaces each space and prepends one. */
+/* Replaces each space by the replacement character, and prepends one. */
 static ByteSpan
 metaspace(Enc *e, size_t k, const TokenPiece *in)
 {

@@ -1,5 +1,6 @@
-/* Split regexes: written for Oniguruma (tokenizer.json), compiled here by PCRE2. Two classes differ
- * and are spelled out: \s (PCRE2 includes U+180E) and \w (only letters and numbers in PCRE2). */
+/* Split regexes. They are written for Oniguruma (tokenizer.json), and PCRE2 compiles them here. Two
+ * classes differ and are therefore spelled out: \s (PCRE2 includes U+180E) and \w (in PCRE2 only
+ * letters and numbers). */
 #include "text/text.h"
 
 #include <string.h>
@@ -33,7 +34,8 @@ translate(Strbuf *out, ByteSpan p)
 			continue;
 		}
 		if (in_class) {
-			if (c == '[' && i + 1 < p.n && p.s[i + 1] == ':') { /* [:alpha:] */
+			/* a class such as [:alpha:] */
+			if (c == '[' && i + 1 < p.n && p.s[i + 1] == ':') {
 				const char *end = memmem(p.s + i, p.n - i, ":]", 2);
 				if (end) {
 					size_t n = (size_t)(end + 2 - (p.s + i));
@@ -42,8 +44,8 @@ translate(Strbuf *out, ByteSpan p)
 					continue;
 				}
 			}
-			/* a literal bracket in PCRE2, a nested class in Oniguruma: the same when
-			 * escaped */
+			/* [ in a class is a literal bracket in PCRE2, but a nested class in
+			 * Oniguruma; both treat an escaped one as a literal */
 			if (c == '[') {
 				strbuf_puts(out, "\\[");
 				continue;

@@ -1,4 +1,4 @@
-/* Tokenizer object: creation, last step of loading, queries. */
+/* Tokenizer object: creation, the last step of loading, queries */
 #include "text/text.h"
 #include "text/tool_calls.h"
 
@@ -24,7 +24,7 @@ tokenizer_new(llmc_error *err)
 		error_set(err, LLMC_E_MEMORY, "tokenizer: out of memory");
 		return NULL;
 	}
-	/* a split regex is untrusted, so its time and memory are bounded */
+	/* a split regex is untrusted, so its time and memory are limited */
 	pcre2_set_match_limit(t->limits, 20000000);
 	pcre2_set_depth_limit(t->limits, 5000000);
 	pcre2_set_heap_limit(t->limits, 512 * 1024);
@@ -134,7 +134,7 @@ normal_form(Enc *e, void *arg)
 	                      : LLMC_OK;
 }
 
-/* Normalizes the text of a normalized added token, since it is searched in normalized text. */
+/* Normalizes the text of an added token that is searched in normalized text. */
 static llmc_status
 added_normal_form(llmc_tokenizer *t, ByteSpan in, Strbuf *out, llmc_error *err)
 {
@@ -146,9 +146,9 @@ added_normal_form(llmc_tokenizer *t, ByteSpan in, Strbuf *out, llmc_error *err)
 	return enc_run(&e, "tokenizer", normal_form, &f);
 }
 
-/* Finds the bytes that become at least part of some id. All do if unknown text is spelled in bytes
- * or each unknown character is the unknown token; otherwise those in the vocabulary. False: there
- * may be none. */
+/* Finds the bytes that become at least part of an id. All bytes do if unknown text is spelled in
+ * byte tokens, or if each unknown character becomes the unknown token; otherwise only bytes in the
+ * vocabulary do. Returns false if no byte may. */
 static bool
 find_solid(llmc_tokenizer *t)
 {
@@ -174,13 +174,13 @@ find_solid(llmc_tokenizer *t)
 	return all || levels;
 }
 
-/* Returns the most bytes of text that one id may stand for; 0: unlimited. */
+/* Returns the largest number of bytes of text that one id may represent; 0: unlimited. */
 static size_t
 longest_id(llmc_tokenizer *t)
 {
 	size_t most = 4, times = 1;
 
-	/* one id for a word of any length */
+	/* a word of any length becomes one id */
 	if (t->model == MODEL_WORDPIECE || t->model == MODEL_WORDLEVEL)
 		return 0;
 	if (!find_solid(t))
@@ -200,10 +200,11 @@ longest_id(llmc_tokenizer *t)
 		case NORMALIZE_NFD:
 		case NORMALIZE_NFKD:
 		case NORMALIZE_LOWER:
-			/* characters are composed and become shorter, none vanishes: the largest
-			 * factor is 4 */
+			/* characters are composed and thereby become shorter, but none vanishes:
+			 * the largest factor is 4 */
 			times *= 8;
-			/* none becomes a control character or one of the last planes */
+			/* first bytes of characters that do not become control characters or
+			 * characters of the last planes */
 			for (int b = 0x20; b <= 0xF0; b++)
 				if (!t->solid[b] && b != 0x7F && b != 0xC0 && b != 0xC1)
 					return 0;
@@ -213,7 +214,7 @@ longest_id(llmc_tokenizer *t)
 			break;
 		case NORMALIZE_PREPEND:
 		case NORMALIZE_BYTELEVEL:
-		case NORMALIZE_ICE: /* its tokens are as long as the text they stand for */
+		case NORMALIZE_ICE: /* its tokens have the length of the text they represent */
 			break;
 		case NORMALIZE_REPLACE:
 			if (!n->n_literal || !n->content.n)
@@ -253,9 +254,9 @@ tokenizer_finish(llmc_tokenizer *t, llmc_error *err)
 			trie_put(&t->added_raw, &t->arena, a->text, (int32_t)i);
 			continue;
 		}
-		/* t->scratch: released even after a jump out of the arena */
+		/* t->scratch is released even after a jump out of the arena */
 		TRY(added_normal_form(t, a->text, &t->scratch, err));
-		/* the token decodes to the normalized form */
+		/* the decoded form of the token is the normalized one */
 		tokenizer_set(t, a->id, (ByteSpan){ strbuf_str(&t->scratch), t->scratch.len });
 		if (t->scratch.len)
 			trie_put(&t->added_norm, &t->arena,
@@ -268,7 +269,7 @@ tokenizer_finish(llmc_tokenizer *t, llmc_error *err)
 	for (int32_t i = 0; i < 256; i++)
 		t->byte_id[i] = -1;
 	for (int32_t i = 0; t->spm && i < t->n_ids; i++) {
-		/* text cannot spell byte tokens */
+		/* text cannot contain byte tokens */
 		unsigned b;
 		char shut;
 		if (t->tok[i].type == TT_BYTE && t->tok[i].n == 6 &&
@@ -301,8 +302,8 @@ llmc_tokenize_least(const llmc_tokenizer *t, const char *text, size_t n_bytes)
 	if (!t || !t->longest)
 		return 0;
 	for (size_t i = 0, len; i < n_bytes; i += len) {
-		int32_t cp =
-		    utf8_next(text + i, n_bytes - i, &len); /* < 0: becomes another character */
+		int32_t cp = utf8_next(text + i, n_bytes - i,
+		                       &len); /* < 0: the byte becomes another character */
 		for (size_t k = cp < 0 || (t->strips && cp_is_space((uint32_t)cp)) ? len : 0;
 		     k < len; k++)
 			n += t->solid[(unsigned char)text[i + k]];

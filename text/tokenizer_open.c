@@ -1,5 +1,6 @@
-/* Opens a tokenizer by path, with the other files of a Hugging Face folder: tokenizer_config.json,
- * special_tokens_map.json, generation_config.json, config.json, chat_template.jinja. */
+/* Opens a tokenizer by path. Reads also the other files of a Hugging Face folder:
+ * tokenizer_config.json, special_tokens_map.json, generation_config.json, config.json,
+ * chat_template.jinja. */
 #include "text/text.h"
 
 #include <stdlib.h>
@@ -10,7 +11,7 @@
 #include "base/text.h"
 #include "formats/flm.h"
 
-typedef struct SideFiles { /* files of the same folder; each may be missing */
+typedef struct SideFiles { /* files in the same folder; each may be missing */
 	llmc_tokenizer *t;
 	json_t *config, *map, *generation, *model, *chat;
 	Strbuf *jinja;
@@ -44,7 +45,7 @@ read_json(const SideFiles *s, const char *dir, const char *name)
 	return root;
 }
 
-/* Returns the id of a token given as a string or as an object with "content". */
+/* Returns the id of a token that is given as a string, or as an object with "content". */
 static int32_t
 token_of(const SideFiles *s, const json_t *v)
 {
@@ -140,7 +141,7 @@ take_side(const SideFiles *s)
 	t->bos = named(s, "bos_token", t->bos);
 	t->unk = named(s, "unk_token", t->unk);
 	t->pad = named(s, "pad_token", t->pad);
-	/* the generation config lists all end tokens; the tokenizer's own comes first */
+	/* The generation config lists all end tokens. The tokenizer's own end token comes first. */
 	int32_t main_eos = named(s, "eos_token", -1), old[TEXT_MAX_EOS], n_old = t->n_eos;
 	memcpy(old, t->eos, sizeof old);
 	if (main_eos >= 0) {
@@ -156,7 +157,7 @@ take_side(const SideFiles *s)
 		json_int_t id = json_integer_value(json_object_get(s->model, "bos_token_id"));
 		t->bos = id >= 0 && id < t->n_ids ? (int32_t)id : -1;
 	}
-	/* without a post-processor these two decide */
+	/* without a post-processor, add_bos_token and add_eos_token decide */
 	if (s->spm && json_is_false(bos))
 		t->n_prefix = 0;
 	if (!t->n_prefix && json_is_true(bos) && t->bos >= 0)
@@ -166,7 +167,7 @@ take_side(const SideFiles *s)
 	take_templates(s);
 }
 
-/* Reads the files next to the tokenizer that belong to it. */
+/* Reads the files that belong to the tokenizer from its folder. */
 static llmc_status
 read_side(llmc_tokenizer *t, const char *dir, bool spm, llmc_error *err)
 {
@@ -195,7 +196,7 @@ read_side(llmc_tokenizer *t, const char *dir, bool spm, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Returns an integer of a JSON file in the same folder; 0: absent. */
+/* Returns an integer from a JSON file in the same folder; 0: there is none. */
 static json_int_t
 sibling_int(const char *path, const char *file, const char *key)
 {
@@ -218,8 +219,8 @@ sibling_int(const char *path, const char *file, const char *key)
 	return out;
 }
 
-/* Reads num_image_tokens of tokenizer_config.json: ids that the first checkpoints reserve for
- * images. */
+/* Reads num_image_tokens of tokenizer_config.json: the number of ids that the first checkpoints
+ * reserve for images. */
 static llmc_status
 open_ice(const char *path, const FileMap *map, llmc_tokenizer **out, llmc_error *err)
 {
@@ -264,7 +265,8 @@ open_file(const char *path, llmc_tokenizer **out, bool *spm, bool *absent, llmc_
 	} else if (flm_name(path)) {
 		status = text_open_flm(map.data, map.size, path, out, err);
 	} else if (ends_with(path, "ice_text.model")) {
-		status = open_ice(path, &map, out, err); /* not *spm: no tokens are added */
+		/* *spm stays false, because no tokens are added */
+		status = open_ice(path, &map, out, err);
 	} else if (ends_with(path, ".json") || (map.size && map.data[0] == '{')) {
 		status = text_open_json((const char *)map.data, map.size, path, out, err);
 	} else if (text_has_ranks((const char *)map.data, map.size)) {
@@ -320,7 +322,7 @@ tokenizer_open(const char *path, llmc_tokenizer **out, bool *absent, llmc_error 
 	} else if (status == LLMC_OK) {
 		status = open_file(strbuf_str(&file), out, &spm, absent, err);
 	}
-	/* the other files belong to it if it has the standard name */
+	/* if the file has the standard name, the other files belong to it */
 	if (status == LLMC_OK && (merges || ends_with(strbuf_str(&file), "tokenizer.json") ||
 	                          ends_with(strbuf_str(&file), ".model")))
 		status = read_side(*out, strbuf_str(&dir), spm, err);

@@ -1,6 +1,6 @@
-/* Parses an output as it is generated: text, reasoning, tool calls. Arguments pass through as the
- * model writes them. A possible marker is held back; what turns out not to be a call is text, never
- * an error. */
+/* Parses an output as it is generated into text, reasoning and tool calls. Arguments are passed on
+ * as the model writes them. Text that may be the beginning of a marker is held back. If it turns
+ * out not to be a call it is text, never an error. */
 #include <string.h>
 
 #include "base/json.h"
@@ -15,8 +15,8 @@ begins(ByteSpan mark, const Strbuf *h)
 	return mark.n && memcmp(strbuf_str(h), mark.s, n) == 0 ? n : 0;
 }
 
-/* Matches a marker at h, allowing any amount of whitespace where it has some. Returns 2: complete,
- * *len bytes; 1: all of h, more is needed; 0: no match. */
+/* Matches a marker at h, allowing any amount of whitespace where the marker has some. Returns 2:
+ * complete, with *len bytes; 1: all of h matches, and more input is needed; 0: no match. */
 static int
 mark_at(const char *h, size_t n, ByteSpan mark, size_t *len)
 {
@@ -39,8 +39,9 @@ mark_at(const char *h, size_t n, ByteSpan mark, size_t *len)
 	return mark.n ? 2 : 0;
 }
 
-/* Finds a parameter of the tool at h, before any of the marks; *n_key: its bytes, *len: those of
- * the mark too, *which: the mark. Returns 2: found, 1: more input is needed, 0: none. */
+/* Finds a parameter of the tool at h that one of the marks follows. *n_key: length of the
+ * parameter; *len: length including the mark; *which: index of the mark. Returns 2: found, 1: more
+ * input is needed, 0: none. */
 static int
 own_key(const llmc_calls *c, const char *h, size_t n, const ByteSpan *mark, int n_mark, bool quotes,
         const ToolParam **param, size_t *len, int *which)
@@ -108,8 +109,8 @@ skip_blanks(llmc_calls *c)
 		call_drop(c, n);
 }
 
-/* Finds text or reasoning before the first marker; *at: index of the marker, -1 none. Returns false
- * if more input is needed. */
+/* Finds the text or reasoning before the first marker. *at: index of the marker, -1: none. Returns
+ * false if more input is needed. */
 static bool
 up_to(llmc_calls *c, const ByteSpan *mark, int n, bool last, size_t *len, int *at)
 {
@@ -125,7 +126,7 @@ up_to(llmc_calls *c, const ByteSpan *mark, int n, bool last, size_t *len, int *a
 			*at = i;
 		}
 		for (size_t k = 1; k < mark[i].n && k <= c->hold.len;
-		     k++) /* prefix of a marker at the end */
+		     k++) /* the input may end with the beginning of a marker */
 			if (memcmp(h + c->hold.len - k, mark[i].s, k) == 0 && k > keep)
 				keep = k;
 	}
@@ -142,7 +143,7 @@ text_step(llmc_calls *c, bool last)
 	size_t len;
 	int at, n = 0;
 
-	if (r->bare && !c->said) { /* an output that is only an object */
+	if (r->bare && !c->said) { /* the output is nothing but an object */
 		skip_blanks(c);
 		ByteSpan also = call_core(r->bare);
 		size_t k = begins(also, &c->hold);
@@ -171,7 +172,7 @@ text_step(llmc_calls *c, bool last)
 		mark[n++] = call_core(r->drop[i]);
 	if (!up_to(c, mark, n, last, &len, &at))
 		return false;
-	/* hold whitespace before a marker and at the end: it may precede a call */
+	/* Whitespace before a marker and at the end is held, because a call may follow. */
 	size_t end = len;
 	while ((at >= 0 || !last) && end && is_blank(c->hold.data[end - 1]))
 		end--;
@@ -226,7 +227,7 @@ between_step(llmc_calls *c, bool last)
 		call_begin(c, "", 0);
 		return true;
 	}
-	/* separator of two calls in a list */
+	/* the separator of two calls in a list */
 	if (c->row.body == BODY_LITERALS && c->hold.data[0] == ',') {
 		call_drop(c, 1);
 		return true;
@@ -243,7 +244,7 @@ between_step(llmc_calls *c, bool last)
 	} else if (k == c->hold.len || m == c->hold.len) {
 		if (!last)
 			return false;
-		call_drop(c, c->hold.len); /* an incomplete marker */
+		call_drop(c, c->hold.len); /* the rest is an incomplete marker */
 	} else {
 		c->state = AT_TEXT;
 		c->trim = true;
@@ -256,16 +257,17 @@ name_step(llmc_calls *c, bool last)
 {
 	ByteSpan end = call_core(c->row.name_until ? c->row.name_until : c->row.name_end);
 
-	if (!end.n) { /* the name ends at the first character that names cannot have */
+	if (!end.n) { /* the name ends at the first character that no name can contain */
 		skip_blanks(c);
 		if (!c->hold.len)
 			return false;
 	}
 	const char *h = strbuf_str(&c->hold), *p = NULL;
-	size_t names = 0, len = c->hold.len, skip = 0; /* length of a valid name; bytes before it */
+	/* names: length of a valid name; skip: bytes before the name */
+	size_t names = 0, len = c->hold.len, skip = 0;
 	ByteSpan before = call_core(c->row.name_from);
 
-	if (before.n) { /* skip the number of the call */
+	if (before.n) { /* skips the number of the call */
 		p = memmem(h, len < MAX_HEAD ? len : MAX_HEAD, before.s, before.n);
 		if (!p && !last && len < MAX_HEAD)
 			return false;
@@ -288,7 +290,7 @@ name_step(llmc_calls *c, bool last)
 		return true;
 	}
 	size_t n = (size_t)(p - h), from = 0;
-	/* without an opening marker, only the name of a tool begins a call */
+	/* if there is no opening marker, only the name of a tool begins a call */
 	if (c->row.body == BODY_LITERALS && (names != n || (c->row.bare && !call_tool(c, h, n)))) {
 		call_fail(c);
 		return true;
@@ -337,8 +339,8 @@ arguments_step(llmc_calls *c)
 	return end != 0;
 }
 
-/* Returns whether another argument or the end of the call can follow an end mark, h being what
- * comes after it: 2 yes, 1 if more input is needed, 0 no. */
+/* Returns whether another argument or the end of the call can follow an end mark. h: input after
+ * the mark. Returns 2: yes, 1: more input is needed, 0: no. */
 static int
 follows_value(const llmc_calls *c, const char *h, size_t n)
 {
@@ -365,8 +367,8 @@ follows_value(const llmc_calls *c, const char *h, size_t n)
 	return best;
 }
 
-/* Finds the mark that ends a value: the first one after which the call can go on. NULL: there is
- * none, or *wait for more input. */
+/* Finds the mark that ends a value: the first one after which the call can go on. Returns NULL if
+ * there is none, or with *wait if more input is needed. */
 static const char *
 value_end(const llmc_calls *c, const char *value, size_t n, ByteSpan end, bool last, bool *wait)
 {
@@ -386,12 +388,13 @@ value_end(const llmc_calls *c, const char *value, size_t n, ByteSpan end, bool l
 	return last ? first : NULL;
 }
 
-/* Emits a value without the line ends that belong to the format. A listed string keeps them. */
+/* Emits a value without the line ends that belong to the format. If the value is one of the strings
+ * that the schema lists, its line ends are kept. */
 static void
 put_pair(llmc_calls *c, ByteSpan key, const ToolParam *p, ByteSpan v, bool text)
 {
 	const CallRow *r = &c->row;
-	/* if values are exact, only markers with a line end have one */
+	/* if values are exact, only markers that contain a line end remove one */
 	bool exact = r->pair[3] || (c->now && c->now->format);
 	size_t mid = r->pair[1] ? strlen(r->pair[1]) : 0;
 	bool before = v.n && *v.s == '\n' && (!exact || (mid && r->pair[1][mid - 1] == '\n')),
@@ -465,7 +468,8 @@ pair_step(llmc_calls *c, bool last)
 	return true;
 }
 
-/* Returns the key of an argument that the tool does not list, without quotes; empty: not a key */
+/* Returns the key of an argument that the tool does not list, without quotes; empty: it is not a
+ * key. */
 static ByteSpan
 key_of(const char *s, size_t n)
 {
@@ -480,8 +484,8 @@ key_of(const char *s, size_t n)
 	return (ByteSpan){ s, names == n ? n : 0 };
 }
 
-/* Parses key=value once its end has come. A value without a key is dropped, since its parameter is
- * unknown. */
+/* Parses key=value when its end has been received. A value without a key is dropped, because its
+ * parameter is unknown. */
 static bool
 literal_step(llmc_calls *c)
 {
@@ -595,8 +599,9 @@ llmc_calls_feed(llmc_calls *c, const char *text, size_t n, bool last, llmc_piece
 		;
 	if (last && c->state != AT_TEXT && c->state != AT_REASONING && c->state != AT_BETWEEN &&
 	    c->state != AT_CLOSE) {
-		/* incomplete output: a named call stays a call with the arguments it has; without a
-		 * name it is text, or after other calls it is dropped */
+		/* The output is incomplete. A call with a name stays a call with the arguments
+		 * received so far. A call without a name becomes text or, after other calls, is
+		 * dropped. */
 		if (c->named) {
 			call_end(c);
 		} else if (c->call < 0) {

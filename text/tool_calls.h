@@ -19,8 +19,8 @@ enum {
 	MAX_ALSO = 2,
 	MAX_NAME = 256,
 	MAX_HEAD = 512
-}; /* bytes of a name, and up to the end of the marker after it */
-typedef struct CallRow { /* strings as the model writes them; NULL: none */
+}; /* length of a name; length up to the end of the marker that follows */
+typedef struct CallRow { /* strings as the model writes them; NULL: the format has none */
 	const char *name, *open, *close, *between, *name_from, *name_end, *name_until, *number,
 	    *bare, *quote, *system;
 	const char *think[3], *section[2], *key[2], *pair[4], *also[MAX_ALSO], *drop[MAX_DROP];
@@ -29,7 +29,7 @@ typedef struct CallRow { /* strings as the model writes them; NULL: none */
 	bool to_close; /* ignore everything between the arguments and `close` */
 } CallRow;
 
-/* Parser state. J_ states are positions in a JSON object. */
+/* State of the parser. J_ states are positions in a JSON object. */
 typedef enum CallState {
 	AT_TEXT,
 	AT_REASONING,
@@ -52,10 +52,10 @@ typedef enum CallState {
 	J_OTHER,
 } CallState;
 
-/* Search for the end of a BODY_LITERALS value, resumable. Zero-initialised. */
+/* A resumable search for the end of a value of BODY_LITERALS. Zero-initialised. */
 typedef struct LiteralScan {
-	size_t at, value;  /* start of the value, if `param` is known */
-	const char *param; /* the parameter; NULL: unknown */
+	size_t at, value;  /* value: start of the value, if `param` is known */
+	const char *param; /* name of the parameter; NULL: unknown */
 	int depth;
 	enum { SCAN_OUT, SCAN_QUOTED, SCAN_TRIPLE, SCAN_MARKED } in;
 	char quote;
@@ -68,33 +68,36 @@ struct llmc_calls {
 	json_t *tools;    /* NULL: none */
 	const Tool *tool; /* [n_tool] resolved `tools` */
 	size_t n_tool;
-	const Tool *now;          /* tool of the current call; NULL: unknown */
-	const char *reasoning[2]; /* marks around reasoning without white space; NULL: none */
-	bool in_prompt;           /* the prompt has opened the reasoning */
+	const Tool *now; /* tool of the current call; NULL: unknown */
+	/* marks around reasoning, without surrounding whitespace; NULL: none */
+	const char *reasoning[2];
+	bool in_prompt; /* the prompt has already opened the reasoning */
 	CallState state;
 	Strbuf hold; /* input that is not consumed yet */
 	size_t gone, raw_at,
-	    at;     /* output offsets of `hold`, of `raw` and of the last emitted text */
-	Strbuf raw; /* source of a call without a name so far, to emit as text if it is no call */
-	Strbuf word, early; /* key or name; arguments that came before the name */
+	    at;     /* offsets in the output: of `hold`, of `raw`, and of the last emitted text */
+	Strbuf raw; /* source of a call whose name is not known yet; emitted as text if it is not a
+	               call */
+	Strbuf word, early; /* word: key or name; early: arguments that came before the name */
 	Strbuf out;         /* arguments to emit */
 	bool named, any, said, escaped, in_list,
 	    trim;  /* trim: skip whitespace after reasoning or a call */
 	int depth; /* nesting depth of the current value */
 	bool in_text, started;
 	LiteralScan scan;
-	int32_t call; /* index of the call; -1: none yet */
+	int32_t call; /* index of the current call; -1: there was none yet */
 	llmc_piece_fn fn;
 	void *user;
 };
 
-/* tool_calls_formats.c. Finds the format of a tokenizer's calls, which lives as long as the
- * tokenizer. Any thread. */
+/* tool_calls_formats.c: finds the format of a tokenizer's calls, which is valid as long as the
+ * tokenizer. Any thread may call. */
 llmc_status call_format(const llmc_tokenizer *t, const CallRow **out, llmc_error *err);
 void call_format_free(CallFormat *f);
-/* grammar of a tool whose only parameter is a string; NULL: none */
+/* grammar of a tool whose only parameter is a string; NULL: there is none */
 void call_row_own(const char *response_template, Arena *a,
-                  /* tool_calls_response_template.c: overrides fields of the row; same jump */
+                  /* tool_calls_response_template.c: overrides fields of the row; may jump to the
+                   * arena's oom, too */
                   CallRow *row);
 
 static inline bool
@@ -105,24 +108,30 @@ is_blank(char c)
 
 /* tool_calls.c: emit events to the caller */
 void call_name(llmc_calls *c, const char *s,
-               size_t n);              /* name of the call and arguments that came before it */
+               size_t n); /* emits the name of the call, then arguments that came before the name */
 void call_emit_pending(llmc_calls *c); /* emits c->out as arguments */
 void call_end(llmc_calls *c);
-void call_fail(llmc_calls *c); /* gives up parsing a call: what has no name yet is text */
+/* gives up parsing a call; text without a name so far is emitted as text */
+void call_fail(llmc_calls *c);
 
 /* tool_calls_json.c */
 void call_value_begin(llmc_calls *c);
 int call_value_byte(llmc_calls *c,
-                    char x); /* JSON value: 0 continues, 1 last byte, 2 past the end */
-void call_argument_byte(llmc_calls *c,
-                        char x); /* appends to c->out, or to c->early before the name is known */
-bool call_json_byte(llmc_calls *c, char x); /* handles a byte in a J_ state; false: not consumed */
+                    char x); /* handles one byte of a JSON value; returns 0: the value continues, 1:
+                                last byte, 2: the byte follows the value */
+void
+call_argument_byte(llmc_calls *c,
+                   char x); /* appends to c->out, or to c->early if the name is not known yet */
+bool call_json_byte(
+    llmc_calls *c,
+    char x); /* handles one byte in a J_ state; returns false if it did not consume the byte */
 
-/* tool_calls_python.c. quote: delimiter of strings; NULL: Python string literals */
+/* tool_calls_python.c. quote: delimiter of strings; NULL: strings are Python literals */
 bool literal_ends(LiteralScan *s, const char *p, size_t n,
-                  /* advances s->at to the terminator; false: more input is needed */
+                  /* advances s->at to the terminator; returns false if more input is needed */
                   const char *quote);
-void literal_put(Strbuf *out, ByteSpan value,
-                 const char *quote); /* writes JSON; an unknown value becomes a string */
+void
+literal_put(Strbuf *out, ByteSpan value,
+            const char *quote); /* writes the value as JSON; an unknown value becomes a string */
 
 #endif

@@ -1,4 +1,4 @@
-/* Pieces of text and arguments of calls, as the parser of tool calls emits them. */
+/* Parts of text and arguments of calls, as the parser of tool calls emits them */
 #include <string.h>
 
 #include "base/json.h"
@@ -94,12 +94,13 @@ call_end(llmc_calls *c)
 {
 	call_emit_pending(c);
 	if (!c->any)
-		emit_piece(c, LLMC_PIECE_ARGUMENTS, "{}", 2); /* a call always has arguments */
+		/* a call always has arguments, at least an empty object */
+		emit_piece(c, LLMC_PIECE_ARGUMENTS, "{}", 2);
 	emit_piece(c, LLMC_PIECE_DONE, "", 0);
 	c->named = false;
 }
 
-/* Gives up parsing a call: what has no name yet is text. */
+/* Gives up parsing a call. Text without a name so far is emitted as text. */
 void
 call_fail(llmc_calls *c)
 {
@@ -131,7 +132,8 @@ call_is_word(const ToolParam *p, const char *s, size_t n)
 	return false;
 }
 
-/* Returns whether a value without quotes is JSON and no string, by the types of its parameter. */
+/* Returns whether a value without quotes is JSON of a type that its parameter allows, other than a
+ * string. */
 static bool
 call_is_json(llmc_calls *c, ByteSpan value, int types)
 {
@@ -143,7 +145,8 @@ call_is_json(llmc_calls *c, ByteSpan value, int types)
 	    json_parse(value.s, value.n, JSON_DECODE_ANY | JSON_ALLOW_NUL, NULL, &no_memory);
 	c->out.failed |= no_memory;
 	int type = v ? value_type(v) : 0;
-	bool number = !v && json_number_syntax(value.s, value.n); /* beyond the types of C */
+	/* a number beyond the types of C */
+	bool number = !v && json_number_syntax(value.s, value.n);
 	json_decref(v);
 	if (number)
 		return types & ANY_NUMBER || !(types & T_STRING);

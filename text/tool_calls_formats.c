@@ -1,4 +1,4 @@
-/* configs/formats/calls.yaml: selects the row of a chat template and writes the grammar of its
+/* configs/formats/calls.yaml: selects the row for a chat template, and writes the grammar of its
  * calls. */
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -52,8 +52,8 @@ body_of(const char *word)
 	return BODY_NONE;
 }
 
-/* Returns the part of an added token between the two strings of `suffix`; "": there is no such
- * token. */
+/* Returns the part of an added token between the two strings of `suffix`. "": there is no such
+ * token */
 static const char *
 suffix_of(const llmc_tokenizer *t, Arena *a, const Node *row)
 {
@@ -90,7 +90,7 @@ put_suffix(Arena *a, const char **mark, size_t n, const char *suffix)
 	}
 }
 
-/* Fills the row of a tokenizer. May jump to the arena's oom. */
+/* Fills the row for a tokenizer. May jump to the arena's oom. */
 static llmc_status
 call_row(const llmc_tokenizer *t, Arena *a, CallRow *out, llmc_error *err)
 {
@@ -221,7 +221,7 @@ put_schema(Strbuf *b, const json_t *schema, const char *name, bool free_)
 	free(text);
 }
 
-/* Writes the grammar of a string; json: as the inside of a JSON string */
+/* Writes the grammar of a string. json: as the inside of a JSON string */
 static void
 put_format(Strbuf *b, const json_t *format, bool json)
 {
@@ -232,7 +232,7 @@ put_format(Strbuf *b, const json_t *format, bool json)
 	strbuf_puts(b, json ? ",\"json\":true}" : "}");
 }
 
-/* Writes arguments that consist of one string of a grammar, as JSON. */
+/* Writes, as JSON, arguments that consist of one string with a grammar. */
 static void
 put_format_object(Strbuf *b, const json_t *format, const char *key)
 {
@@ -248,8 +248,8 @@ put_format_object(Strbuf *b, const json_t *format, const char *key)
 	strbuf_release(&head);
 }
 
-/* Writes the arguments of a call that are not one JSON object: keys and values between the marks of
- * the row. */
+/* Writes the arguments of a call in a format other than one JSON object: keys and values between
+ * the marks of the row. */
 static void
 put_arguments(const CallRow *r, Strbuf *b, const Tool *tool, bool free_)
 {
@@ -383,7 +383,7 @@ llmc_calls_rules(const llmc_calls *c, const char *only, int flags, char *buf, si
 		return error_set(
 		    err, LLMC_E_INPUT,
 		    "this model's format of calls is not known, or there are no tools");
-	if (begun) { /* the rest of the marker that has come already */
+	if (begun) { /* the rest of the marker, of which the beginning has been generated already */
 		size_t skip = first ? strlen(first) : 0;
 		while (skip && strchr(" \n", first[skip - 1]))
 			skip--;

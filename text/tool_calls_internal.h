@@ -1,4 +1,4 @@
-/* Output of the parser of tool calls. */
+/* Output functions of the parser of tool calls */
 #ifndef LLMC_TEXT_TOOL_CALLS_INTERNAL_H
 #define LLMC_TEXT_TOOL_CALLS_INTERNAL_H
 
@@ -6,19 +6,19 @@
 
 /* tool_calls_emit.c */
 bool call_is_name(char c);
-/* Returns a marker without surrounding whitespace, which models vary. */
+/* Returns a marker without its surrounding whitespace, because models vary that. */
 ByteSpan call_core(const char *s);
 void emit_piece(llmc_calls *c, llmc_piece_kind kind, const char *s, size_t n);
 /* Consumes the first n bytes of the held input. */
 void call_drop(llmc_calls *c, size_t n);
-/* at: offset in the output */
+/* at: offset of the text in the output */
 void call_emit_text(llmc_calls *c, size_t at, const char *s, size_t n);
 void call_begin(llmc_calls *c, const char *mark, size_t n);
 const Tool *call_tool(const llmc_calls *c, const char *name, size_t n);
 bool call_is_word(const ToolParam *p, const char *s, size_t n);
-/* Emits the value of a pair as JSON. It is a string if the schema allows strings and it is no JSON
- * of another allowed type, or if its marker demands a string. Some models write Python literals for
- * other types. */
+/* Emits the value of a pair as JSON. The value is a string if its marker requires one, or if the
+ * schema allows strings and the value is not JSON of another allowed type. For other types, some
+ * models write Python literals. */
 void call_pair(llmc_calls *c, ByteSpan key, ByteSpan value, bool text);
 
 #endif

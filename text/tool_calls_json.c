@@ -4,7 +4,8 @@
 
 #include "text/tool_calls.h"
 
-/* Handles a byte of a JSON value: 0 continues, 1 last byte, 2 past the end. */
+/* Handles one byte of a JSON value. Returns 0: the value continues, 1: last byte, 2: the byte
+ * follows the value. */
 int
 call_value_byte(llmc_calls *c, char x)
 {
@@ -82,7 +83,8 @@ object_ends(llmc_calls *c)
 	c->state = c->in_list ? J_LIST : AT_CLOSE;
 }
 
-/* Handles a byte of {"name": ..., "arguments": ...} or a list of these; false: not consumed. */
+/* Handles one byte of {"name": ..., "arguments": ...}, or of a list of these. Returns false if it
+ * did not consume the byte. */
 bool
 call_json_byte(llmc_calls *c, char x)
 {
@@ -91,7 +93,7 @@ call_json_byte(llmc_calls *c, char x)
 	if (!c->named)
 		strbuf_putc(&c->raw, x);
 	switch (c->state) {
-	case J_LIST: /* [ or what follows an object of the list */
+	case J_LIST: /* [, or the byte after an object of the list */
 		if (is_blank(x) || x == ',')
 			return true;
 		if (x == '[' && !c->in_list) {
@@ -144,7 +146,7 @@ call_json_byte(llmc_calls *c, char x)
 		if (is_blank(x))
 			return true;
 		if (!c->row.key[0] && !c->named && c->word.len &&
-		    x == '{') { /* the key is the name */
+		    x == '{') { /* the key of this object is the name */
 			char name[MAX_NAME + 1];
 			size_t n = c->word.len;
 			memcpy(name, strbuf_str(&c->word), n);

@@ -1,4 +1,4 @@
-/* Opening and closing of the parser of tool calls: the marks of a format and the tools of a
+/* Opens and closes the parser of tool calls: loads the marks of a format and the tools of a
  * request. */
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +16,7 @@ ends_with(const char *s, size_t n, ByteSpan mark)
 	return mark.n && n >= mark.n && memcmp(s + n - mark.n, mark.s, mark.n) == 0;
 }
 
-/* Loads the format's row and its marks; returns an error if memory runs out. */
+/* Loads the row of the format and its marks. Returns an error if there is no memory. */
 static llmc_status
 read_row(llmc_calls *c, const llmc_tokenizer *t, llmc_error *err)
 {
@@ -78,7 +78,8 @@ llmc_calls_open(const llmc_tokenizer *t, const char *prompt, size_t n_prompt,
 		llmc_calls_close(c);
 		return status;
 	}
-	ByteSpan begun = call_core(c->row.think[2]); /* optional text after the opening marker */
+	/* optional text that may follow the opening marker */
+	ByteSpan begun = call_core(c->row.think[2]);
 	while (n_prompt && is_blank(prompt[n_prompt - 1]))
 		n_prompt--;
 	if (ends_with(prompt, n_prompt, begun))

@@ -1,5 +1,5 @@
-/* Argument values as Python literals, or with strings between special delimiters and bare keys:
- * finds where a value ends and converts it to JSON. */
+/* Argument values that are Python literals, or that have special delimiters of strings and bare
+ * keys. Finds where a value ends, and converts it to JSON. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,8 +12,8 @@ enum { MAX_NEST = 64 };
 
 /* ---- end of a value ---- */
 
-/* Returns whether a mark ends a string, h being what comes after it: 2 yes, since a delimiter
- * follows, 1 if more input is needed, 0 no. */
+/* Returns whether a mark ends a string. h: input after the mark. Returns 2: yes, because a
+ * delimiter follows, 1: more input is needed, 0: no. */
 static int
 mark_ends(const char *h, const char *end)
 {
@@ -35,8 +35,8 @@ literal_ends(LiteralScan *s, const char *p, size_t n, const char *quote)
 			if (!e) {
 				if (left >= nq)
 					s->at = n - nq +
-					        /* the delimiter may begin at the end of the
-					         * input */
+					        /* the input may end with the beginning of the
+					         * delimiter */
 					        1;
 				return false;
 			}
@@ -107,7 +107,7 @@ next_is(LiteralReader *l, char x)
 	return true;
 }
 
-/* Reads n hexadecimal digits; -1: invalid */
+/* Reads n hexadecimal digits; -1: they are invalid. */
 static int32_t
 hex(LiteralReader *l, int n)
 {
@@ -124,7 +124,7 @@ hex(LiteralReader *l, int n)
 	return v;
 }
 
-/* Reads an escape after its backslash; false: invalid */
+/* Reads an escape, without its backslash; returns false if it is invalid. */
 static bool
 escape(LiteralReader *l, Strbuf *b)
 {
@@ -147,7 +147,7 @@ escape(LiteralReader *l, Strbuf *b)
 	}
 	cp = hex(l, x == 'x' ? 2 : x == 'u' ? 4 : 8);
 	if (cp >= 0xD800 && cp < 0xDC00 && l->end - l->p >= 6 && l->p[0] == '\\' &&
-	    l->p[1] == 'u') { /* surrogate pair, as in JSON */
+	    l->p[1] == 'u') { /* a surrogate pair, as in JSON */
 		l->p += 2;
 		int32_t low = hex(l, 4);
 		if (low < 0xDC00 || low > 0xDFFF)
@@ -188,7 +188,7 @@ quoted(LiteralReader *l)
 	return ok && closed;
 }
 
-/* Reads a string: 1; no string here: 0; invalid: -1 */
+/* Reads a string. Returns 1: read, 0: there is no string here, -1: it is invalid */
 static int
 a_text(LiteralReader *l)
 {
@@ -255,7 +255,7 @@ a_key(LiteralReader *l)
 	return n > 0;
 }
 
-/* Reads elements after an opening bracket up to the closing one; a trailing comma is allowed. */
+/* Reads elements after an opening bracket, up to the closing one. A trailing comma is allowed. */
 static bool
 elements(LiteralReader *l, char close, bool keys, int depth)
 {
@@ -312,5 +312,5 @@ literal_put(Strbuf *out, ByteSpan s, const char *quote)
 	while (s.n && strchr(" \n\t\r", s.s[s.n - 1]))
 		s.n--;
 	out->len = before;
-	json_str(out, s.s, s.n); /* not a known value: a string */
+	json_str(out, s.s, s.n); /* an unknown value becomes a string */
 }

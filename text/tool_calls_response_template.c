@@ -1,6 +1,7 @@
 /* response_template of tokenizer_config.json: a checkpoint's description of its output, as
- * transformers reads it. It is converted to a row. What a row cannot express (a regex that is more
- * than a string with named groups, values of other types) is left to configs/formats. */
+ * transformers reads it. It is converted to a row. Descriptions that a row cannot express (a regex
+ * that is more than a string with named groups, values of other types) are ignored; configs/formats
+ * then applies. */
 #include <string.h>
 
 #include "base/json.h"
@@ -40,9 +41,9 @@ group_name(const char *s)
 	return !strncmp(s, "(?<", 3) && s[3] != '=' && s[3] != '!' ? s + 3 : NULL;
 }
 
-/* Reads the literal text of a regex up to a group of this name (NULL: to the end) and sets *at
- * after the group. A run of whitespace becomes a line end, since models and the parser vary it.
- * False: the regex is not literal. */
+/* Reads the literal text of a regex up to a group of this name (NULL: to the end), and sets *at
+ * after the group. A run of whitespace becomes a line end, because models vary it and the parser
+ * allows this. Returns false if the regex is not literal. */
 static bool
 plain_text(Arena *a, const char **at, const char *group, const char **out)
 {
@@ -63,7 +64,7 @@ plain_text(Arena *a, const char **at, const char *group, const char **out)
 			}
 			if (strncmp(s, "(?:", 3) != 0 || *end != '?')
 				return false;
-			s = end + 1; /* an optional part is skipped */
+			s = end + 1; /* optional text is skipped */
 			continue;
 		}
 		char x = *s++;
@@ -85,7 +86,7 @@ plain_text(Arena *a, const char **at, const char *group, const char **out)
 				return false;
 			s += s[1] == '?' ? 2 : 1;
 		} else if (any) {
-			return false; /* an unspecified whitespace character */
+			return false; /* a whitespace character that the regex does not specify */
 		}
 		strbuf_putc(b, x);
 	}
@@ -96,7 +97,8 @@ plain_text(Arena *a, const char **at, const char *group, const char **out)
 	return !group;
 }
 
-/* Reads a marker: a string, the first of several, or a literal regex; NULL: none */
+/* Reads a marker: a string, the first of several strings, or a literal regex. NULL: it has another
+ * form */
 static const char *
 mark_of(Arena *a, const json_t *field, const char *key, const char *pattern)
 {
@@ -109,7 +111,7 @@ mark_of(Arena *a, const json_t *field, const char *key, const char *pattern)
 	return at && plain_text(a, &at, NULL, &out) && *out ? out : NULL;
 }
 
-/* "{content.name}" -> name; NULL: another string */
+/* Returns name of "{content.name}"; NULL: the string has another form. */
 static const char *
 placeholder(Arena *a, const json_t *v, const char *root)
 {
@@ -127,7 +129,7 @@ is_text(const json_t *v, const char *text)
 	return json_is_string(v) && !strcmp(json_string_value(v), text);
 }
 
-/* Converts the field of calls to the fields of a row. */
+/* Converts the field of calls in the description to the fields of a row. */
 static bool
 calls_of(Arena *a, const json_t *field, CallRow *r)
 {
@@ -146,7 +148,8 @@ calls_of(Arena *a, const json_t *field, CallRow *r)
 	if (!content || !name || !arguments)
 		return false;
 	if (is_text(name, "{name}") &&
-	    is_text(arguments, "{content}")) { /* the marker names the tool */
+	    /* the text before the arguments is the name of the tool */
+	    is_text(arguments, "{content}")) {
 		if (!at || !plain_text(a, &at, "name", &r->open) ||
 		    !plain_text(a, &at, NULL, &r->name_end))
 			return false;
@@ -164,7 +167,7 @@ calls_of(Arena *a, const json_t *field, CallRow *r)
 			r->body = BODY_NAMED;
 			return r->name_end[0] != 0;
 		}
-		if (r->name_end[0]) /* the object begins right after the name */
+		if (r->name_end[0]) /* the object begins directly after the name */
 			return false;
 		r->body = BODY_LITERALS;
 		r->name_end = "{";
@@ -209,7 +212,8 @@ call_row_own(const char *text, Arena *a, CallRow *row)
 		row->think[0] = open;
 		row->think[1] = close;
 	}
-	/* a configured row with the same opening marker also has separators and variants */
+	/* if a row of configs/formats has the same opening marker, that row is used, because it
+	 * also has separators and variants */
 	if (!calls_of(a, json_object_get(fields, "tool_calls"), &r) ||
 	    (r.body == row->body && same(r.open, row->open)))
 		return;

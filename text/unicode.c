@@ -1,4 +1,4 @@
-/* UTF-8 repair and the character classes of tokenizers. */
+/* UTF-8 repair, and the character classes that tokenizers use */
 #include "text/text.h"
 
 #include <string.h>
@@ -50,7 +50,8 @@ cp_is_word(uint32_t cp)
 	case UTF8PROC_CATEGORY_NL:
 	case UTF8PROC_CATEGORY_PC:
 		return true;
-	default: /* Other_Alphabetic outside these, and Join_Control */
+	default: /* characters of Other_Alphabetic that are not in these categories, and
+	            Join_Control */
 		return (cp >= 0x24B6 && cp <= 0x24E9) || (cp >= 0x1F130 && cp <= 0x1F149) ||
 		       (cp >= 0x1F150 && cp <= 0x1F169) || (cp >= 0x1F170 && cp <= 0x1F189) ||
 		       cp == 0x200C || cp == 0x200D;

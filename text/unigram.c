@@ -1,5 +1,5 @@
-/* Unigram: the segmentation with the best sum of scores (Viterbi over a trie of tokens).
- * sentencepiece adds in float and gives user-defined tokens the best score times their length;
+/* Unigram: the segmentation with the largest sum of scores (Viterbi over a trie of tokens).
+ * sentencepiece adds in float, and gives user-defined tokens the best score times their length.
  * tokenizer.json adds in double and treats all tokens alike. */
 #include "text/text.h"
 
@@ -8,7 +8,7 @@
 typedef struct LatticeNode {
 	double score;
 	int32_t id;
-	int64_t from; /* -1: not reached */
+	int64_t from; /* start of the best last token; -1: the position was not reached */
 } LatticeNode;
 
 void
@@ -68,8 +68,8 @@ emit(Enc *e, ByteSpan text, const LatticeNode *best)
 		}
 		while ((t->spm || t->fuse_unk) && i > 0 && best[cut[i - 1]].id < 0)
 			end = cut[--i];
-		/* unknown segments that add up to a token in the vocabulary, such as the unknown
-		 * token itself */
+		/* unknown segments may together be a token of the vocabulary, for example the
+		 * unknown token itself */
 		int32_t whole = t->spm ? -1 : strmap_get(&t->vocab, text.s + from, end - from);
 		if (whole >= 0) {
 			enc_push(e, whole);

@@ -1,7 +1,7 @@
-/* Writes the tokenizer of a folder as GGUF keys: byte-level BPE with the name of its split regexes
- * ("gpt2"), tokens with scores ("llama") from tokenizer.model, else from the merge ranks, unigram
- * ("t5"), or WordPiece ("bert"). The result is loaded again and compared with the folder's
- * tokenizer on a sample. */
+/* Writes the tokenizer of a folder as GGUF keys. The forms are: byte-level BPE with the name of its
+ * split regexes ("gpt2"); tokens with scores ("llama"), from tokenizer.model or else from the merge
+ * ranks; unigram ("t5"); WordPiece ("bert"). The result is loaded again and compared with the
+ * folder's tokenizer on a sample. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,8 +20,8 @@ typedef struct VocabExport {
 	const char *folder;
 	llmc_tokenizer *own;    /* tokenizer of the folder */
 	llmc_tokenizer *pieces; /* tokenizer.model; NULL: there is none */
-	int32_t n;              /* ids in the file */
-	GgufHead head;          /* keys only */
+	int32_t n;              /* number of ids in the file */
+	GgufHead head;          /* used for its keys only */
 	llmc_error *err;
 } VocabExport;
 
@@ -71,14 +71,14 @@ pre_of(VocabExport *j, char name[64])
 	Strbuf *text = arena_strbuf(&j->a), *exprs = arena_strbuf(&j->a);
 	json_error_t why;
 
-	/* vocab.json and merges.txt, or bytes and ranks, where a word in the vocabulary is one
-	 * token */
+	/* vocab.json and merges.txt, or bytes and ranks; in these a word that is in the vocabulary
+	 * is one token */
 	if (!file_exists(path)) {
 		strcpy(name, j->own->ignore_merges ? "llama-bpe" : "gpt-2");
 		return LLMC_OK;
 	}
 	TRY(file_read(path, TEXT_MAX_FILE, text, j->err));
-	/* jansson rejects NUL in a key; the vocabulary, which may contain one, is not read here */
+	/* jansson rejects NUL in a key. The vocabulary may have one, but is not read here. */
 	for (char *p = text->data; p && (p = strstr(p, "\\u0000"));)
 		p[5] = '1';
 	json_t *root = json_read(&j->a, strbuf_str(text), text->len, JSON_ALLOW_NUL, &why);
@@ -96,7 +96,7 @@ pre_of(VocabExport *j, char name[64])
 
 /* ---- tokens ---- */
 
-/* Follows the rules of llama.cpp's converter for tokens that are not text. */
+/* Returns whether llama.cpp's converter treats the token as one that is not text. */
 static bool
 looks_special(ByteSpan s)
 {
@@ -195,8 +195,8 @@ typedef struct Merge {
 	int32_t rank, left, right;
 } Merge;
 
-/* If the rank of a token applies to all its merges (vocab_tiktoken.c), they are ordered by the ids
- * of both parts, as in the converter of transformers */
+/* If the rank of a token applies to all its merges (vocab_tiktoken.c), these are ordered by the ids
+ * of both parts, as in the converter of transformers. */
 static int
 by_rank(const void *a, const void *b)
 {
@@ -248,7 +248,7 @@ bytelevel(VocabExport *j)
 	return LLMC_OK;
 }
 
-/* Writes tokens in the sentencepiece form. */
+/* Writes tokens in the form of sentencepiece. */
 static void
 put_pieces(VocabExport *j, TokenTable *t, bool prefix)
 {
@@ -276,8 +276,8 @@ from_model(VocabExport *j)
 	return LLMC_OK;
 }
 
-/* Handles a tokenizer.json that was converted from tokenizer.model: the earlier of two merges had
- * the higher score. */
+/* Handles a tokenizer.json that was converted from a tokenizer.model. Of two merges, the earlier
+ * one had the higher score. */
 static llmc_status
 from_merges(VocabExport *j)
 {
@@ -305,7 +305,7 @@ from_merges(VocabExport *j)
 	return LLMC_OK;
 }
 
-/* WordPiece: tokens that begin a word are marked, instead of those inside a word. */
+/* WordPiece in GGUF: tokens that begin a word are marked, instead of those inside a word. */
 static llmc_status
 words(VocabExport *j)
 {
@@ -337,8 +337,8 @@ words(VocabExport *j)
 	return LLMC_OK;
 }
 
-/* Appends the table of a normalizer in the form of sentencepiece: the number of bytes of its units,
- * the units, the replacements. */
+/* Appends the character map of a normalizer in the form of sentencepiece: the size of its units in
+ * bytes, the units, the replacements. */
 static void
 put_charsmap(VocabExport *j, const Charsmap *map)
 {
@@ -405,7 +405,7 @@ put_rest(VocabExport *j)
 {
 	const llmc_tokenizer *t = j->own;
 
-	/* an encoder begins and ends with tokens of other names */
+	/* in an encoder, the tokens at the beginning and the end have other names */
 	const int32_t bos = t->bos < 0 && t->n_prefix == 1 ? t->prefix[0] : t->bos,
 	              eos = t->n_eos           ? t->eos[0]
 	                    : t->n_suffix == 1 ? t->suffix[0]
@@ -461,8 +461,8 @@ same_ids(VocabExport *j, const llmc_tokenizer *file)
 	int32_t *ids[2];
 
 	strbuf_add(all, text ? text : "", text && n_text > CHECK_BYTES ? CHECK_BYTES : n_text);
-	while (all->len &&
-	       ((unsigned char)all->data[all->len - 1] & 0xC0) == 0x80) /* complete characters */
+	while (all->len && ((unsigned char)all->data[all->len - 1] & 0xC0) ==
+	                       0x80) /* for all complete characters */
 		all->len--;
 	strbuf_add(all, odd, sizeof odd - 1);
 	for (size_t i = 0; i < j->own->n_added && i < 64; i++) {

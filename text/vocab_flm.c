@@ -1,5 +1,5 @@
-/* Vocabulary of a FastLLM model, and its dialogue settings as a chat template. Tokenization follows
- * FastLLM: tokens are merged by score across the whole text, without a pre-tokenizer. */
+/* Vocabulary of a FastLLM model, and its dialogue settings as a chat template. As in FastLLM,
+ * tokens are merged by score across the whole text, without a pre-tokenizer. */
 #include "text/text.h"
 
 #include <stdio.h>
@@ -27,7 +27,7 @@ flag(const FlmLoad *l, const char *key, bool otherwise)
 	         : otherwise;
 }
 
-/* Parses a number of digits only; -1: none */
+/* Parses a number that consists of digits only; -1: it does not. */
 static int32_t
 id_of(const char *s)
 {
@@ -48,8 +48,8 @@ key_id(const FlmLoad *l, const char *key)
 	return id < l->t->n_ids ? id : -1;
 }
 
-/* Finds tokens in prompts that are written by id: <FLM_FIX_TOKEN_195>. at: search start; returns
- * the length of the name, 0 if there is none left */
+/* Finds the next token that a prompt names by id: <FLM_FIX_TOKEN_195>. at: start of the search.
+ * Returns the length of the name, 0 if there is none. */
 static size_t
 fix_token(const char **at, int32_t *id)
 {
@@ -99,7 +99,7 @@ count_ids(FlmLoad *l)
 	return LLMC_OK;
 }
 
-/* Returns whether it is <0x0A>. */
+/* Returns whether the token is a byte, such as <0x0A>. */
 static bool
 spells_byte(const FlmPiece *p)
 {
@@ -174,7 +174,8 @@ quote(Strbuf *b, const char *text)
 	strbuf_putc(b, '\'');
 }
 
-/* pre_prompt, then user_role question bot_role answer history_sep, repeated */
+/* Returns the template: pre_prompt, then repeatedly user_role question bot_role answer
+ * history_sep. */
 static const char *
 chat_of(FlmLoad *l)
 {
@@ -202,7 +203,7 @@ chat_of(FlmLoad *l)
 	return out;
 }
 
-/* Reads [2, 3] or 2. */
+/* Reads a list such as [2, 3], or one number. */
 static void
 read_ends(FlmLoad *l)
 {

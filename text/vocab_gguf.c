@@ -1,7 +1,7 @@
-/* Vocabulary of a GGUF: tokenizer.ggml.*. Models are "gpt2" (byte-level BPE; tokenizer.ggml.pre
- * names the split regex), "gemma4" (BPE by merges over characters, spaces as in sentencepiece; some
- * names in tokenizer.ggml.pre select it under "gpt2"), "llama" (sentencepiece BPE by scores), "t5"
- * (unigram) and "bert" (WordPiece). */
+/* Vocabulary of a GGUF file: tokenizer.ggml.*. tokenizer.ggml.model is "gpt2" (byte-level BPE;
+ * tokenizer.ggml.pre names the split regex), "gemma4" (BPE by merges over characters, with spaces
+ * as in sentencepiece; under "gpt2", some names in tokenizer.ggml.pre select it), "llama"
+ * (sentencepiece BPE by scores), "t5" (unigram) or "bert" (WordPiece). */
 #include "text/text.h"
 
 #include <string.h>
@@ -12,7 +12,7 @@ typedef struct GgufLoad {
 	llmc_tokenizer *t;
 	const Gguf *g;
 	llmc_error *err;
-	bool add_bos, add_eos; /* without their keys */
+	bool add_bos, add_eos; /* defaults for files without these keys */
 } GgufLoad;
 
 static bool
@@ -29,7 +29,8 @@ get_id(GgufLoad *l, const char *key)
 	return gguf_int(l->g, key, &v) && v >= 0 && v < l->t->n_ids ? (int32_t)v : -1;
 }
 
-/* An id by its key, else by another key (NULL: none), else this id if the vocabulary has it. */
+/* Returns the id that a key has, otherwise that of another key (NULL: none), otherwise the given id
+ * if the vocabulary has it. */
 static int32_t
 get_id_of(GgufLoad *l, const char *key, const char *other, int32_t otherwise)
 {
@@ -143,7 +144,8 @@ read_merges(GgufLoad *l)
 			return error_set(l->err, LLMC_E_MEMORY, "out of memory");
 		int32_t ia = strmap_get(&t->vocab, s.s, a), ib = strmap_get(&t->vocab, gap + 1, b);
 		int32_t to = strmap_get(&t->vocab, t->scratch.data, t->scratch.len);
-		/* converters keep merges of tokens that they dropped; these can never apply */
+		/* converters keep merges of tokens that they have removed; these merges never
+		 * apply */
 		if (ia >= 0 && ib >= 0 && to >= 0)
 			pairmap_put(&t->merges, &t->arena, ia, ib, (int32_t)i, to);
 	}
@@ -240,10 +242,10 @@ load_pieces(GgufLoad *l, bool unigram)
 	return LLMC_OK;
 }
 
-/* WordPiece. A file marks tokens that begin a word by U+2581, a folder those inside a word by "##",
- * which is the form here. Tokens of older files whose text is in brackets have neither mark. A
- * token inside a word that begins with U+2581 itself looks like one that begins a word: of two such
- * tokens the first begins a word. */
+/* WordPiece. A GGUF file marks tokens that begin a word by U+2581. A folder marks tokens inside a
+ * word by "##", and so does this tokenizer. Tokens of older files whose text is in brackets have
+ * neither mark. A token inside a word that itself begins with U+2581 looks like one that begins a
+ * word: of two such tokens, the first is taken to begin a word. */
 static void
 wordpiece_marks(llmc_tokenizer *t)
 {
@@ -323,15 +325,17 @@ load_fim(GgufLoad *l)
 		f->stop[f->n_stop++] = pad;
 }
 
-/* Tokens around one sequence and around two: bos A eos, and bos A eos [sep] B eos. */
+/* Sets the tokens around one sequence, bos A eos, and around two sequences, bos A eos [sep] B
+ * eos. */
 static void
 load_around(GgufLoad *l, int32_t eos)
 {
 	llmc_tokenizer *t = l->t;
 	const bool words = t->model == MODEL_WORDPIECE;
-	const int32_t sep = get_id(l, KEY "seperator_token_id"); /* the spelling of the format */
+	/* the key is misspelt in the format */
+	const int32_t sep = get_id(l, KEY "seperator_token_id");
 
-	/* every file of WordPiece has these tokens; add_sep_token is theirs too */
+	/* all WordPiece files have these tokens, and add_sep_token is a key of theirs, too */
 	if ((words || get_bool(l->g, KEY "add_bos_token", l->add_bos)) && t->bos >= 0) {
 		ids_push(t, &t->prefix, &t->n_prefix, t->bos);
 		ids_push(t, &t->pair[0], &t->n_pair[0], t->bos);
@@ -374,7 +378,7 @@ load(GgufLoad *l)
 		    l->err, LLMC_E_INPUT,
 		    KEY "model is \"%.*s\"; gpt2, gemma4, llama, t5 and bert are supported",
 		    (int)(model.n < 60 ? model.n : 60), model.s);
-	/* ids that files of WordPiece lack are those of bert-base-uncased */
+	/* ids that WordPiece files lack are those of bert-base-uncased */
 	const bool words = t->model == MODEL_WORDPIECE;
 	t->bos = words ? get_id_of(l, KEY "bos_token_id", KEY "cls_token_id", 101)
 	               : get_id(l, KEY "bos_token_id");

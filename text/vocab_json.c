@@ -20,8 +20,8 @@ bad(const JsonLoad *l, const char *what)
 	return error_set(l->err, LLMC_E_INPUT, "%s", what);
 }
 
-/* jansson rejects NUL in a key, and a vocabulary may contain one: \u0000 is replaced by U+10FFFF
- * while the file is parsed. */
+/* jansson rejects NUL in a key, but a vocabulary may contain one. Therefore \u0000 is replaced by
+ * U+10FFFF while the file is parsed. */
 #define NUL_MASK "\xF4\x8F\xBF\xBF"
 
 static ByteSpan
@@ -64,7 +64,8 @@ text_of(const JsonLoad *l, const json_t *v)
 	return unmask(l, (ByteSpan){ json_string_value(v), json_string_length(v) });
 }
 
-/* Finds the highest id of vocabulary and added tokens, so that the table is allocated once. */
+/* Finds the highest id of vocabulary and added tokens, so that the table can be allocated at
+ * once. */
 static llmc_status
 count_ids(JsonLoad *l, const json_t *vocab, const json_t *added)
 {
@@ -97,7 +98,7 @@ count_ids(JsonLoad *l, const json_t *vocab, const json_t *added)
 		if (json_integer_value(id) > top)
 			top = json_integer_value(id);
 	}
-	/* ids may have gaps, but the table must not be mostly gaps */
+	/* ids may have gaps, but not more gaps than entries */
 	size_t entries = json_object_size(vocab) + json_array_size(vocab) + json_array_size(added);
 	if (top >= 0 && (size_t)top / 64 > entries + 1024)
 		return error_set(l->err, LLMC_E_INPUT,
@@ -233,7 +234,7 @@ load_unigram(JsonLoad *l, const json_t *model)
 	return LLMC_OK;
 }
 
-/* WordPiece and WordLevel: an object of token: id. */
+/* WordPiece and WordLevel: reads an object with tokens as keys and ids as values. */
 static llmc_status
 load_words(JsonLoad *l, const json_t *model, bool pieces)
 {
@@ -310,7 +311,7 @@ load(JsonLoad *l)
 		return bad(l, "no object \"model\": this is not a tokenizer.json");
 	if (added && !json_is_null(added) && !json_is_array(added))
 		return bad(l, "added_tokens is not an array");
-	if (!kind) /* files from before the key existed */
+	if (!kind) /* files that are older than the key */
 		kind = json_object_get(model, "merges") ? "BPE" : "Unigram";
 	TRY(count_ids(l, vocab, added));
 	if (strcmp(kind, "BPE") == 0)

@@ -23,7 +23,7 @@ read_object(Arena *a, const char *path, json_t **out, llmc_error *err)
 	return LLMC_OK;
 }
 
-/* Reads lines "a b"; the first line may be #version. */
+/* Reads lines with "a b". The first line may be #version. */
 static llmc_status
 read_lines(Arena *a, const char *path, json_t *merges, llmc_error *err)
 {

@@ -1,5 +1,6 @@
 /* Normalizers, pre-tokenizers, post-processor and decoders of tokenizer.json. Unknown types are
- * rejected by name, because an almost right tokenizer makes a model silently wrong. */
+ * rejected with their name, because with a slightly wrong tokenizer a model gives worse output
+ * without any error. */
 #include "base/base64.h"
 #include "text/text.h"
 
@@ -57,7 +58,7 @@ pattern(llmc_tokenizer *t, const char *what, const json_t *p, pcre2_code **regex
 		*regex = NULL;
 		return LLMC_OK;
 	}
-	/* the string as a regex, fully escaped */
+	/* the string as a regex in which every character is escaped */
 	char *q = NEW(&t->arena, char, lit.n * 2 + 8);
 	size_t n = 0;
 	for (size_t i = 0; i < lit.n; i++) {
@@ -270,7 +271,7 @@ load_pre(llmc_tokenizer *t, const json_t *o, int depth, llmc_error *err)
 		pre_class(t, CLASS_SPACE, SPLIT_REMOVED);
 		pre_class(t, CLASS_PUNCT, SPLIT_ISOLATED);
 	} else if (strcmp(type, "Whitespace") == 0) {
-		/* \w+|[^\w\s]+ with the classes of Unicode, which PCRE's differ from */
+		/* \w+|[^\w\s]+ with the classes of Unicode, from which those of PCRE differ */
 		pre_class(t, CLASS_SPACE, SPLIT_REMOVED);
 		pre_class(t, CLASS_WORD, SPLIT_CONTIGUOUS);
 	} else if (strcmp(type, "Metaspace") == 0) {
@@ -381,7 +382,7 @@ special_id(llmc_tokenizer *t, const json_t *id, llmc_error *err)
 }
 
 /* Reads the special tokens of a template: those before the first sequence into id[0], those after
- * it into id[1], ... */
+ * it into id[1], and so on. */
 static llmc_status
 template_ids(llmc_tokenizer *t, const json_t *o, const char *key, int n_place, int32_t **to[],
              size_t *n_to[], llmc_error *err)
@@ -455,7 +456,8 @@ load_post(llmc_tokenizer *t, const json_t *o, int depth, llmc_error *err)
 		for (int n = type[0] == 'R' ? 2 : 1; n-- > 0;)
 			ids_push(t, &t->pair[1], &t->n_pair[1], (int32_t)json_integer_value(sep));
 		ids_push(t, &t->pair[2], &t->n_pair[2], (int32_t)json_integer_value(sep));
-	} else if (strcmp(type, "ByteLevel") != 0) { /* ByteLevel only trims offsets */
+	} else if (strcmp(type, "ByteLevel") !=
+	           0) { /* the post-processor ByteLevel only trims offsets */
 		return unknown("post_processor", type, err);
 	}
 	return LLMC_OK;

@@ -1,5 +1,5 @@
-/* tokenizer.model of sentencepiece: a protobuf, parsed here. Every length is checked against the
- * remaining bytes; unused fields are skipped, wrong wire types are rejected. */
+/* tokenizer.model of sentencepiece, a protobuf that is parsed here. Every length is checked against
+ * the remaining bytes. Unused fields are skipped; wrong wire types are rejected. */
 #include "text/text.h"
 
 #include <stdlib.h>
@@ -9,7 +9,7 @@ typedef struct ProtoField {
 	const unsigned char *p, *end;
 	uint32_t field;
 	int type;
-	uint64_t number; /* varint and fixed */
+	uint64_t number; /* value of varint and fixed fields */
 	ByteSpan bytes;
 } ProtoField;
 
@@ -33,7 +33,7 @@ varint(ProtoField *w, uint64_t *out)
 	return false;
 }
 
-/* Returns 1: a field is in w; 0: end; -1: malformed */
+/* Returns 1: a field is in w; 0: end of the data; -1: malformed. */
 static int
 wire_next(ProtoField *w)
 {
@@ -82,7 +82,7 @@ typedef struct Spm {
 	bool suffix, byte_fallback;
 	bool dummy_prefix, remove_extra, escape;
 	int32_t unk, bos, eos, pad;
-	bool ice;      /* ice_text.model */
+	bool ice;      /* the file is ice_text.model */
 	int32_t shift; /* added to all ids */
 	ByteSpan unk_surface, charsmap;
 } Spm;
@@ -291,7 +291,7 @@ load(Spm *m, ByteSpan in)
 	t->unk = t->unk_id;
 	if (m->eos >= 0 && m->eos < t->n_ids && t->tok[m->eos].type == TT_CONTROL)
 		eos_add(t, m->eos);
-	/* sentencepiece leaves it to the caller; models with BPE tokens were trained with BOS
+	/* sentencepiece leaves this to the caller; models with BPE tokens were trained with BOS
 	 * first */
 	if (t->model == MODEL_SCORES && t->bos >= 0 && !m->ice) {
 		t->prefix = NEW(&t->arena, int32_t, 1);

@@ -1,7 +1,7 @@
-/* tokenizer.model with one token per line: its bytes in base64 and its rank, which is its id. Two
- * neighbours whose joined bytes are a token may merge, the lowest rank first; a word that is a
- * token is one token. The split regex and the tokens after the ranks come from
- * configs/pretokenizers.yaml. */
+/* tokenizer.model with one token per line: the bytes of the token in base64, and its rank, which is
+ * its id. Two neighbours may merge if their joined bytes are a token, and the lowest rank merges
+ * first. A word that is a token is one token. The split regex, and the tokens after the ranks, come
+ * from configs/pretokenizers.yaml. */
 #include "text/text.h"
 
 #include <stdio.h>
@@ -13,12 +13,13 @@ enum { MAX_BYTES = 512 };
 typedef struct RankLine {
 	ByteSpan bytes;
 	int32_t id;
-} RankLine; /* bytes: base64 */
+} RankLine; /* bytes in base64 */
 
 typedef struct TiktokenLoad {
 	llmc_tokenizer *t;
 	const char *p, *end;
-	int32_t n_line, n_base, wanted; /* lines; ranks; ids of the model, 0: unknown */
+	/* number of lines; number of ranks; number of ids of the model, 0: unknown */
+	int32_t n_line, n_base, wanted;
 	RankTokens after_ranks;
 	Strbuf *named;
 	llmc_error *err;
@@ -31,7 +32,7 @@ in_base64(char c)
 	       c == '+' || c == '/' || c == '=';
 }
 
-/* Reads the line at *p and advances past it. False: not such a line. */
+/* Reads the line at *p and advances past it. Returns false if the line has another form. */
 static bool
 take_line(const char **p, const char *end, RankLine *out)
 {
@@ -139,7 +140,7 @@ read_tokens(TiktokenLoad *l)
 	return LLMC_OK;
 }
 
-/* Adds every split of a token into two tokens. */
+/* Adds every division of a token into two tokens as a merge. */
 static void
 make_merges(TiktokenLoad *l)
 {
@@ -148,7 +149,8 @@ make_merges(TiktokenLoad *l)
 	for (int32_t id = 0; id < l->n_base; id++) {
 		const Token *k = &t->tok[id];
 		for (uint32_t at = 1; at < k->n; at++) {
-			if (((unsigned char)k->s[at] & 0xc0) == 0x80) /* within a character */
+			/* a division inside a character */
+			if (((unsigned char)k->s[at] & 0xc0) == 0x80)
 				continue;
 			int32_t left = strmap_get(&t->vocab, k->s, at),
 			        right = left < 0 ? -1 : strmap_get(&t->vocab, k->s + at, k->n - at);
@@ -158,7 +160,7 @@ make_merges(TiktokenLoad *l)
 	}
 }
 
-/* Returns token i of those after the ranks. */
+/* Returns token i of the tokens after the ranks. */
 static const char *
 text_after_ranks(const TiktokenLoad *l, int32_t i, char other[96])
 {

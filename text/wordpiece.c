@@ -1,5 +1,5 @@
-/* WordPiece: the longest token at each position of a word, and the unknown token for a word that
- * tokens do not spell. WordLevel: the word itself. */
+/* WordPiece: the longest token at each position of a word; a word that cannot be spelled by tokens
+ * becomes the unknown token. WordLevel: the whole word is the token. */
 #include "text/text.h"
 
 #include <string.h>
@@ -21,7 +21,7 @@ wordpiece_add(llmc_tokenizer *t, ByteSpan token, int32_t id)
 {
 	const ByteSpan mark = t->word_prefix;
 
-	/* inside a word the token is looked up with the mark before it */
+	/* inside a word, the token is looked up together with the mark */
 	trie_put(&t->pieces, &t->arena, token, id);
 	if (token.n > mark.n && memcmp(token.s, mark.s, mark.n) == 0)
 		trie_put(&t->inner, &t->arena, (ByteSpan){ token.s + mark.n, token.n - mark.n },

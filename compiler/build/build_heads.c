@@ -136,7 +136,7 @@ build_attend(ModelBuilder *b, int q, int done, const HeadShape *shape)
 	                                                                     : "causal");
 	op_set_num(b->g, o, "alibi", s->position == POS_ALIBI ? s->alibi_max_bias : 0);
 	op_set_int(b->g, o, "alibi_first", 0);
-	op_set_int(b->g, o, "alibi_heads",
-	           0); /* number of heads in the slope rule; 0: all, before sharding */
+	/* number of heads in the slope rule; 0: all, before sharding */
+	op_set_int(b->g, o, "alibi_heads", 0);
 	return y;
 }

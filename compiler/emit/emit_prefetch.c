@@ -143,8 +143,8 @@ plan_one(Prefetches *f, int from, int64_t budget)
 
 	s->n_prefetch = 0;
 	for (int k = 0; k < PLAN_MAX_ARGS; k++)
-		*planned(f, from, k) =
-		    0; /* this step reads the bytes; later prefetches are for the next token */
+		/* this step reads the bytes; later prefetches are for the next token */
+		*planned(f, from, k) = 0;
 	if (!prefetches(f, from))
 		return;
 	for (int i = 0; i < f->n * PLAN_MAX_ARGS; i++)

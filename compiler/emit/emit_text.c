@@ -358,8 +358,8 @@ put_steps(const Graph *g, const Plan *p, Strbuf *out)
 		put_step(p, i, out);
 	for (int l = 0; l < p->n_layers; l++) {
 		size_t start = out->len;
-		if (i == ph->n_step ||
-		    ph->step[i].layer != l) { /* the layer belongs to another stage */
+		/* the layer belongs to another stage */
+		if (i == ph->n_step || ph->step[i].layer != l) {
 			group_of[l] = -1;
 			continue;
 		}

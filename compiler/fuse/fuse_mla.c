@@ -117,8 +117,8 @@ typedef struct LatentOps {
 	bool stacked;   /* q_a and kv_a are one matmul, with weight w and bias b */
 	int w, b, a, c; /* a: result of the stacked matmul, or of q_a; c: result of kv_a if they are
 	                   not stacked */
-	int q, tempered,
-	    o; /* q: query; tempered: query times its factor by position; o: attended latents */
+	/* q: query; tempered: query times its factor by position; o: attended latents */
+	int q, tempered, o;
 	Op first, part; /* first: stacked matmul; part: columns of q_a, for an indexer */
 	Op query, q_temperature, attend, value;
 } LatentOps;

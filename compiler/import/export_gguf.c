@@ -131,8 +131,8 @@ family_keys(ExportJob *j)
 
 	for (size_t i = 0; map && map->kind == NODE_MAP && i < map->n; i++) {
 		const Node *item = map->item[i];
-		const bool several =
-		    item->kind == NODE_LIST; /* alternatives: the first one that is not null */
+		/* alternatives: the first one that is not null */
+		const bool several = item->kind == NODE_LIST;
 		SpecExprVal v = { .kind = EXPR_NULL };
 		for (size_t k = 0; k < (several ? item->n : 1) && v.kind == EXPR_NULL; k++) {
 			const Node *n = several ? item->item[k] : item;
@@ -214,8 +214,8 @@ tensor_add(ExportJob *j, const PlanTensor *t, const PlanSource *s)
 		return false;
 	if (stack > 1 || strncmp(role, "e_", 2) == 0)
 		n.dim[n.n_dims++] = stack;
-	if (n.n_dims || s->cols == 0 ||
-	    s->rows > 1) /* GGUF stores a matrix of one row as a vector */
+	/* GGUF stores a matrix of one row as a vector */
+	if (n.n_dims || s->cols == 0 || s->rows > 1)
 		n.dim[n.n_dims++] = s->rows / stack;
 	if (s->cols)
 		n.dim[n.n_dims++] = s->cols;

@@ -27,8 +27,8 @@ typedef struct SourceTensor {
 	bool zeros; /* the bias of a quantised matrix, all of whose values are 0 */
 	/* order and factors of the matrix's columns (formats/quant_format.h); NULL: none */
 	const float *order, *factor;
-	const void
-	    *data; /* data of a folder: valid until the weights are closed; NULL: not mapped */
+	/* data of a folder: valid until the weights are closed; NULL: not mapped */
+	const void *data;
 	int64_t bytes;
 } SourceTensor;
 
@@ -71,19 +71,18 @@ void source_close_weights(ImportSource *s);
 void source_convert_hf(ImportSource *s);
 void source_convert_gguf(ImportSource *s);
 
-SourceKey *source_key(ImportSource *s,
-                      const char *name); /* marks the key as used; NULL: there is no such key */
-SpecExprVal source_val(ImportSource *s,
-                       const char *name); /* marks the key as used; null: there is no such key */
+/* marks the key as used; NULL: there is no such key */
+SourceKey *source_key(ImportSource *s, const char *name);
+/* marks the key as used; null: there is no such key */
+SpecExprVal source_val(ImportSource *s, const char *name);
 bool source_num(ImportSource *s, const char *name, double *out);
-const char *
-source_str(ImportSource *s,
-           const char *name); /* NULL: there is no such key, or its value is not a string */
+/* NULL: there is no such key, or its value is not a string */
+const char *source_str(ImportSource *s, const char *name);
 void source_add(ImportSource *s, const char *name, SpecExprVal v); /* keeps an existing key */
 void source_use(ImportSource *s, const char *pattern);             /* marks keys as used */
 SourceTensor *source_tensor(const ImportSource *s, const char *name);
-void
-source_sort(ImportSource *s); /* sorts the tensors; must be called after the last one is added */
+/* sorts the tensors; must be called after the last one is added */
+void source_sort(ImportSource *s);
 void source_set(ImportSource *s, SpecKey k, const char *text);
 void source_set_num(ImportSource *s, SpecKey k, double v);
 bool source_set_layers(ImportSource *s, SpecKey k, SpecExprVal layer_types);

@@ -118,8 +118,8 @@ import_names(ImportSource *s, const Spec *spec)
 	if (!spec->head.tied && spec->head.kind == LLMC_OUTPUT_LOGITS && head &&
 	    !import_present(s, head) && !has_other_prefix(s, head->name) &&
 	    import_present(s, embed)) {
-		source_set(s, K_tied,
-		           "true"); /* no head is stored, so it is tied to the embedding */
+		/* no head is stored, so it is tied to the embedding */
+		source_set(s, K_tied, "true");
 		return true;
 	}
 	if (spec->head.tied && spec->head.kind == LLMC_OUTPUT_LOGITS &&

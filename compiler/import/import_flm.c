@@ -79,8 +79,8 @@ source_read_flm(ImportSource *s, llmc_error *err)
 	}
 	const json_t *scaling = json_object_get(root, "rope_scaling");
 	if (scaling && !json_is_object(scaling))
-		json_object_del(
-		    root, "rope_scaling"); /* its value is None; the members are separate keys */
+		/* its value is None; the members are separate keys */
+		json_object_del(root, "rope_scaling");
 	source_take_config(s, root);
 	/* most of the other keys are attributes of Python objects and generation settings, which do
 	 * not describe the model */

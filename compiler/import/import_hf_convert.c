@@ -88,8 +88,8 @@ convert_rope(ImportSource *s, const char *object, SpecKey base)
 	if (strcmp(type, "su") == 0 || (strcmp(type, "yarn") == 0 && shorts.kind == EXPR_LIST))
 		type = "longrope"; /* earlier names of the type */
 	if (strcmp(type, "deepseek_yarn") == 0)
-		type =
-		    "yarn"; /* yarn with mscale and mscale_all_dim, which are read for every yarn */
+		/* yarn with mscale and mscale_all_dim, which are read for every yarn */
+		type = "yarn";
 	static const char *const known[] = { "linear", "dynamic",  "yarn",
 		                             "llama3", "longrope", "proportional" };
 	bool found = false;

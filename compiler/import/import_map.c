@@ -494,8 +494,8 @@ apply_when(ImportSource *s)
 				source_set(s, (SpecKey)k, NULL);
 				map_key(s, (SpecKey)k, to);
 			} else if (to->kind == NODE_SCALAR && *to->text != '{') {
-				import_eval(s, to,
-				            &v); /* marks the keys of the condition as used */
+				/* marks the keys of the condition as used */
+				import_eval(s, to, &v);
 			}
 		}
 	}

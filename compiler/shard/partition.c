@@ -12,9 +12,9 @@ enum { ON_GPU, ON_CPU };
 /* A value that one device makes and the other reads */
 typedef struct Crossing {
 	int val, from;
-	size_t made,
-	    read; /* indices of ops in the whole graph. made: definition of the value; read: its
-	             first reader, or that of a later crossing in the same direction */
+	/* indices of ops in the whole graph. made: definition of the value; read: its first reader,
+	 * or that of a later crossing in the same direction */
+	size_t made, read;
 } Crossing;
 
 static int

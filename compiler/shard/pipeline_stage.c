@@ -95,8 +95,8 @@ graph_stage(Graph *g, int stage)
 		after_layers |= op[i].layer >= 0;
 		of[i] = stage_of(g, i, after_layers, stages);
 	}
-	for (size_t i = 0; i < n_op;
-	     i++) /* for all stages, so that each of them reports the same error */
+	/* for all stages, so that each of them reports the same error */
+	for (size_t i = 0; i < n_op; i++)
 		for (int k = 0; k < op_info[op[i].kind].n_in; k++) {
 			int v = op[i].arg[k], def = v < 0 ? -1 : g->val[v].def;
 			if (def < 0 || of[def] == of[i] || op[def].kind != OP_index_select)

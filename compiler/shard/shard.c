@@ -91,8 +91,8 @@ graph_shard(Graph *g, int rank)
 	for (int i = 0; i < g->n_pool; i++)
 		shard_pool(&p, &g->pool[i]);
 	if (p.state[made].kind != STATE_SPLIT)
-		shard_make_full(
-		    &p, made); /* the input of the next stage, or the rows before the head */
+		/* the input of the next stage, or the rows before the head */
+		shard_make_full(&p, made);
 	else
 		gather_logits(g);
 	graph_infer(g);

@@ -39,8 +39,8 @@ struct SpecExprVal {
 typedef struct SpecExprEnv {
 	void *user;
 	/* Access to a source. A member may be NULL; the source then has no keys, or no tensors. */
-	SpecExprVal (*key)(void *user,
-	                   const char *name); /* EXPR_NULL: the source has no such key */
+	/* EXPR_NULL: the source has no such key */
+	SpecExprVal (*key)(void *user, const char *name);
 	SpecExprVal (*resolved)(void *user, const char *name);
 	bool (*has)(void *user, const char *pattern);
 	bool (*size)(void *user, const char *tensor, bool last,

@@ -153,8 +153,8 @@ typedef struct Spec {
 	int64_t exact_positions; /* longest accepted context; 0: no limit */
 	int64_t max_positions;
 	bool hard_limit; /* max_positions is a hard limit: learned positions */
-	int64_t limit_context, limit_seqs,
-	    limit_chunk; /* used where a caller leaves a limit at 0 */
+	/* used where a caller leaves a limit at 0 */
+	int64_t limit_context, limit_seqs, limit_chunk;
 	int n_layers;
 	int64_t hidden;
 
@@ -165,8 +165,8 @@ typedef struct Spec {
 		HeadShape local;                   /* heads of windowed layers */
 		const uint8_t *layer_in; /* [n_layers] layers with attention, NULL: all; see
 		                            spec_has_block and spec_attends */
-		const uint8_t
-		    *k_is_v; /* [n_layers] layers in which values are the keys before their norm */
+		/* [n_layers] layers in which values are the keys before their norm */
+		const uint8_t *k_is_v;
 		/* the last kv_shared layers read keys and values of earlier layers */
 		int kv_shared;
 		bool v_norm; /* norm of each value head, without weights */
@@ -186,10 +186,10 @@ typedef struct Spec {
 		bool chunked;            /* windows are fixed chunks instead of sliding */
 		bool segments;           /* the caller passes the windows with the rows of a step */
 		MaskKind mask;
-		int32_t prefix_mark,
-		    prefix_end; /* mask prefix: token ids that begin and end the prefix; -1: none */
-		QkNorm qk_norm; /* norm of q and k */
-		bool qk_after;  /* the norm of q and k follows rope */
+		/* mask prefix: token ids that begin and end the prefix; -1: none */
+		int32_t prefix_mark, prefix_end;
+		QkNorm qk_norm;       /* norm of q and k */
+		bool qk_after;        /* the norm of q and k follows rope */
 		const uint8_t *qk_in; /* [n_layers]: layers with the norm of q and k */
 		double qkv_limit; /* limit to which elements of q, k and v are clamped; 0: none */
 		OutGate out_gate;
@@ -217,8 +217,8 @@ typedef struct Spec {
 		bool a_log; /* rates are stored as log(-rate) */
 		double beta_scale;
 		bool per_channel; /* one decay per key channel instead of per head */
-		int decay_rank,
-		    gate_rank;    /* inner dimensions of two matrices; 0: there is one matrix */
+		/* inner dimensions of two matrices; 0: there is one matrix */
+		int decay_rank, gate_rank;
 		const char *gate; /* "silu" or "sigmoid" */
 	} linear;
 
@@ -226,13 +226,13 @@ typedef struct Spec {
 		const uint8_t *layer_in; /* [n_layers] layers with a scan */
 		int n;                   /* number of these layers */
 		int heads, dim, groups, state, taps;
-		bool conv_bias,
-		    bias;   /* conv_bias: the convolution has a bias; bias: the projections have */
-		bool a_log; /* rates are stored as log(-rate) */
+		/* conv_bias: the convolution has a bias; bias: the projections have */
+		bool conv_bias, bias;
+		bool a_log;            /* rates are stored as log(-rate) */
 		double dt_min, dt_max; /* clamp of dt; dt_max 0: none */
 		bool parallel;         /* the scan is in parallel to attention */
-		double gain[5],
-		    out_scale; /* factors of gate, input, B, C and dt; factor of the output */
+		/* factors of gate, input, B, C and dt; factor of the output */
+		double gain[5], out_scale;
 		SsmNorm norm;
 		int norm_groups;
 		int dt_rank; /* 0: Mamba2, which has no dt rank */
@@ -405,8 +405,8 @@ typedef struct Spec {
 	/* parts of the model that run on the CPU if the target is a GPU */
 	struct {
 		bool any, embedding;
-		const uint8_t *layer_in,
-		    *experts_in; /* [n_layers] whole layers; routed experts of a layer */
+		/* [n_layers] whole layers; routed experts of a layer */
+		const uint8_t *layer_in, *experts_in;
 	} placement;
 
 	const char *weights; /* path as written in the description, or NULL */
@@ -428,8 +428,8 @@ typedef struct Spec {
 	int n_eos;
 	int32_t eos[PLAN_MAX_EOS], bos;
 	const char *prompt_prefix; /* text.prompt, or NULL */
-	const struct SpecTable
-	    *table; /* for spec_loc and spec_get; NULL if a test has made the Spec by hand */
+	/* for spec_loc and spec_get; NULL if a test has made the Spec by hand */
+	const struct SpecTable *table;
 } Spec;
 
 /* Return whether the plan makes draft tokens from rows of another plan. */
@@ -500,29 +500,28 @@ spec_ranks(const Spec *s)
 bool spec_windowed(const Spec *s, int layer);
 HeadShape spec_heads(const Spec *s, int layer); /* layer -1: a layer without a window */
 int64_t spec_ffn_width(const Spec *s, int layer);
-double spec_ffn_limit(const Spec *s,
-                      int layer); /* limit of gate and up in the dense feed-forward */
+/* limit of gate and up in the dense feed-forward */
+double spec_ffn_limit(const Spec *s, int layer);
 double spec_moe_limit(const Spec *s, int layer);    /* limit in routed experts */
 double spec_shared_limit(const Spec *s, int layer); /* limit in the shared expert; 0: none */
 bool spec_narrow(const Spec *s); /* whether rows of the embedding have another size than hidden */
-bool spec_has_block(
-    const Spec *s,
-    int layer); /* whether the layer has a first block: attention, or a recurrent block */
+/* whether the layer has a first block: attention, or a recurrent block */
+bool spec_has_block(const Spec *s, int layer);
 /* Return whether placement can divide the model between a GPU and the CPU. */
 bool spec_can_divide(const Spec *s);
 bool spec_has_ffn(const Spec *s, int layer); /* whether the layer has a dense feed-forward or MoE */
 bool spec_attends(const Spec *s, int layer); /* whether the layer's first block reads a KV cache */
-bool spec_linear(const Spec *s,
-                 int layer); /* whether the layer has a delta rule instead of attention */
-bool spec_conv(const Spec *s,
-               int layer); /* whether the layer has a short convolution instead of attention */
+/* whether the layer has a delta rule instead of attention */
+bool spec_linear(const Spec *s, int layer);
+/* whether the layer has a short convolution instead of attention */
+bool spec_conv(const Spec *s, int layer);
 bool spec_ssm(const Spec *s, int layer); /* whether the layer has a selective scan */
 int64_t spec_ssm_row(const Spec *s);     /* row size of the scan's convolution: [u | B | C], or u */
-bool spec_shared(const Spec *s,
-                 int layer); /* whether the layer runs a block of shared weights before the scan */
+/* whether the layer runs a block of shared weights before the scan */
+bool spec_shared(const Spec *s, int layer);
 int spec_shared_use(const Spec *s, int layer); /* number of earlier layers that run such a block */
-int spec_shared_layer(const Spec *s,
-                      int layer); /* first layer that runs the block with the same weights */
+/* first layer that runs the block with the same weights */
+int spec_shared_layer(const Spec *s, int layer);
 /* Return the layer whose keys and values this layer reads: the layer itself, or an earlier one with
  * attention.kv_shared. -1: none */
 int spec_kv_layer(const Spec *s, int layer);

@@ -46,8 +46,8 @@ spec_check_kinds(SpecTable *t)
 	}
 	for (int64_t l = 0; l < n_layers; l++) {
 		bool local = INT(window) > 0 && in && in[l];
-		if (!spec_check_attends(t, l,
-		                        &own)) { /* a recurrent layer, without keys and values */
+		/* a recurrent layer, without keys and values */
+		if (!spec_check_attends(t, l, &own)) {
 			differing_key = own;
 			continue;
 		}

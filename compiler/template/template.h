@@ -22,9 +22,9 @@ typedef struct Kernel {
 	int n_header;
 	const char *const *header; /* paths below templates/, for example "common/llmc_step.h" */
 	PlanKernel row;
-	bool prefetch,
-	    prefetch_experts; /* prefetch: prefetches weights of following steps; prefetch_experts:
-	                         also matrices of the experts that it selects */
+	/* prefetch: prefetches weights of following steps; prefetch_experts: also matrices of the
+	 * experts that it selects */
+	bool prefetch, prefetch_experts;
 	/* the text ends with the entry of the function <symbol>_body, which a persistent step calls
 	 * instead */
 	bool has_body;
@@ -34,8 +34,8 @@ typedef struct Kernel {
 	int n_scratch;                         /* the last n_scratch arguments are scratch */
 	Dtype scratch_dtype[PLAN_MAX_SCRATCH]; /* DT_NONE: the scratch is bytes */
 	int n_product;
-	const struct Kernel
-	    *product[MAX_PRODUCTS]; /* files of matmul functions that the kernel calls */
+	/* files of matmul functions that the kernel calls */
+	const struct Kernel *product[MAX_PRODUCTS];
 } Kernel;
 
 /* Load the templates of a target. These are all embedded files <op>[_decode|_mixed].c.in below

@@ -1,5 +1,5 @@
-/* Basics of the template interpreter: spans, names of types, failing, limits on steps, memory and
- * depth, arguments of calls. */
+/* Basics of the template interpreter: spans; names of types; failures; limits of steps, memory and
+ * depth; arguments of calls */
 #include "text/jinja/jinja.h"
 
 #include <stdio.h>

@@ -42,7 +42,7 @@ loop_attr(Jinja *j, Loop *l, ByteSpan name)
 	if (span_is(name, "revindex0"))
 		return val_int(n - at - 1);
 	if (span_is(name, "depth"))
-		return val_int(1); /* nested values exist only in recursive loops */
+		return val_int(1); /* nested values occur only in recursive loops */
 	if (span_is(name, "depth0"))
 		return val_int(0);
 	if (span_is(name, "previtem"))
@@ -168,7 +168,8 @@ get_slice(Jinja *j, Val v, Val from, Val to, Val step)
 		jinja_fail(j, "'%s' object cannot be sliced", val_type_name(v));
 	if (by == 0)
 		jinja_fail(j, "slice step cannot be zero");
-	if (v.type == V_STR && by == 1) { /* common case, without a list of characters */
+	/* the common case, handled without a list of characters */
+	if (v.type == V_STR && by == 1) {
 		size_t a = 0;
 		jinja_step(j, 16 * v.s.n);
 		n = (int64_t)utf8_count(v.s.s, v.s.n);
@@ -213,7 +214,7 @@ repeat(Jinja *j, Val v, int64_t times)
 		memcpy(p, v.s.s, total ? v.s.n : 0);
 		for (size_t done = v.s.n, more; done < total; done += more) {
 			more = done < total - done ? done : total - done;
-			memcpy(p + done, p, more); /* doubles what there is */
+			memcpy(p + done, p, more); /* doubles the part that is already filled */
 		}
 		p[total] = 0;
 		return val_span((ByteSpan){ p, total });

@@ -1,4 +1,4 @@
-/* Filters: `x | filter`. */
+/* Filters: `x | filter` */
 #include "text/jinja/jinja.h"
 
 #include <math.h>
@@ -86,7 +86,7 @@ f_case(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 	(void)a;
 	if (!span_is(name, "title"))
 		return val_span(str_case(j, s, name.s[0]));
-	/* words of this filter are separated by spaces, dashes and opening brackets */
+	/* for this filter, spaces, dashes and opening brackets separate words */
 	for (size_t i = 0; i < s.n;) {
 		size_t end = i;
 		while (end < s.n && !strchr("-([{<", s.s[end]) &&
@@ -148,7 +148,7 @@ rest(const CallArgs *a, size_t skip)
 	return r;
 }
 
-/* Returns the items that map and select iterate over; none, 0 and other false values have no
+/* Returns the items over which map and select iterate. none, 0 and other false values have no
  * items. */
 static ValList *
 items_of(Jinja *j, Val v)
@@ -215,7 +215,7 @@ f_items(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 	return call_method(j, &m, &(CallArgs){ 0 });
 }
 
-/* Stable sort; key[i] orders item[i]. */
+/* Stable sort of item; key[i] is the key of item[i]. */
 static void
 merge_sort(Jinja *j, Val *key, Val *item, size_t n, bool reverse, Val *key2, Val *item2)
 {
@@ -422,7 +422,8 @@ f_round(Jinja *j, ByteSpan name, Val v, const CallArgs *a)
 		jinja_fail(j, "method must be common, ceil or floor");
 	if (v.type != V_FLOAT && places >= 0)
 		return val_int(v.type == V_INT ? v.i : v.b);
-	if (places >= 0 && places <= 17) { /* like Python: by the decimal digits of the number */
+	/* rounds the decimal digits of the number, as Python does */
+	if (places >= 0 && places <= 17) {
 		char text[400];
 		Val out;
 		snprintf(text, sizeof text, "%.*f", (int)places, x);

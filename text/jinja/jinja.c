@@ -117,7 +117,8 @@ macro_value(Jinja *j, Scope *s, const AstNode *def)
 	return (Val){ .type = V_MACRO, .macro = m };
 }
 
-/* Applies a chain of filters to text: the innermost node is a constant that holds the text. */
+/* Applies a chain of filters to text. The innermost node of the chain is a constant, which receives
+ * the text. */
 static Val
 filter_text(Jinja *j, Scope *s, const AstNode *chain, ByteSpan text)
 {
@@ -182,7 +183,7 @@ exec(Jinja *j, Scope *s, const AstNode *n)
 	case N_CALL_BLOCK: {
 		Scope *with = inner(j, s);
 		v = macro_value(j, s, n->b);
-		/* the call is evaluated with one more argument, caller */
+		/* the call is evaluated with one additional argument, caller */
 		AstNode call = *n->a;
 		AstNode own = { .kind = N_CONST, .line = n->line, .val = v };
 		call.kw_name = jinja_alloc(j, n->a->n_kw + 1, sizeof *call.kw_name);

@@ -1,9 +1,9 @@
 /* Interpreter for the Jinja of chat templates, with the settings of transformers (trim_blocks,
- * lstrip_blocks, loop controls, no autoescape). Values are immutable except namespaces; a template
- * has no access to anything outside.
+ * lstrip_blocks, loop controls, no autoescape). All values except namespaces are immutable. A
+ * template has no access to anything outside of its values.
  *
- * One run owns one Jinja. All memory belongs to its arena, so a failure anywhere is one jump.
- * Steps, memory and depth are bounded, because templates are untrusted. */
+ * One run has one Jinja. All memory belongs to its arena, so after a failure anywhere one jump
+ * suffices. Steps, memory and depth are bounded, because templates are untrusted. */
 #ifndef LLMC_TEXT_JINJA_H
 #define LLMC_TEXT_JINJA_H
 
@@ -12,8 +12,8 @@
 #define JINJA_MAX_STEPS ((int64_t)20000000)
 #define JINJA_MAX_BYTES ((size_t)256 << 20)
 #define JINJA_MAX_DEPTH                                                                            \
-	200 /* depth of expressions and blocks while parsing, of macro calls while running */
-#define JINJA_MAX_NEST 400 /* evaluation depth; bounds the C stack */
+	200 /* depth of expressions and blocks while parsing, and of macro calls while running */
+#define JINJA_MAX_NEST 400 /* depth of evaluation; limits the use of the C stack */
 #define JINJA_MAX_SOURCE ((size_t)4 << 20)
 
 typedef enum ValType {
@@ -49,7 +49,7 @@ typedef struct Val {
 		bool b;
 		int64_t i;
 		double f;
-		ByteSpan s; /* string; V_UNDEF: name that was looked up */
+		ByteSpan s; /* string; V_UNDEF: the name that was not found */
 		ValList *l; /* list, tuple */
 		Dict *d;    /* dict, namespace */
 		Macro *macro;
@@ -57,7 +57,7 @@ typedef struct Val {
 		Loop *loop;
 		int func; /* FUNC_* */
 	};
-	bool digits; /* V_STR: a number that int64 or double cannot hold */
+	bool digits; /* V_STR: the string is a number beyond int64 and double */
 } Val;
 
 struct ValList {
@@ -68,14 +68,14 @@ struct ValList {
 struct Dict { /* keeps insertion order */
 	Val *key, *val;
 	size_t n, cap;
-	int32_t *slot; /* hash index of larger dicts: entry + 1 */
+	int32_t *slot; /* hash index, for larger dicts: entry + 1 */
 	size_t n_slots;
 };
 
 struct Macro {
 	const AstNode *def;
 	Scope *scope;
-	Val caller; /* unused; only the macro of a call block sets it */
+	Val caller; /* set only by the macro of a call block */
 };
 
 struct Method {
@@ -90,7 +90,7 @@ struct Loop {
 	bool has_changed;
 };
 
-struct CallArgs { /* evaluated */
+struct CallArgs { /* arguments after evaluation */
 	Val *pos;
 	size_t n_pos;
 	ByteSpan *kw_name;
@@ -131,7 +131,7 @@ typedef enum TokType {
 typedef struct Tok {
 	TokType type;
 	int line;
-	ByteSpan s; /* source text; string literals: escapes resolved */
+	ByteSpan s; /* source text; of string literals: text with escapes resolved */
 	int op;     /* T_OP: the character, or two: a << 8 | b */
 	Val num;
 } Tok;
@@ -182,20 +182,21 @@ struct AstNode {
 	ByteSpan name; /* name of a variable, attribute, filter, test or macro; text */
 	Val val;       /* constant */
 	AstNode *a, *b, *c, *d;
-	AstNode **list; /* elements, positional arguments, statements; dict: key, value, ... */
+	/* elements, positional arguments or statements; of a dict: key, value, ... */
+	AstNode **list;
 	size_t n;
-	ByteSpan *kw_name; /* keyword arguments; macro: parameters */
-	AstNode **kw;      /* macro: defaults, NULL without */
+	ByteSpan *kw_name; /* names of keyword arguments; of a macro: parameters */
+	AstNode **kw; /* values of keyword arguments; of a macro: defaults, NULL if there is none */
 	size_t n_kw;
 	int *ops;
 };
 
 struct Jinja {
-	Arena arena;  /* its oom jump handles memory failures */
-	jmp_buf fail; /* target of jinja_fail, after error_set */
+	Arena arena;  /* its oom jump handles failed allocations */
+	jmp_buf fail; /* target of jinja_fail, which has called error_set */
 	llmc_error err;
 	int64_t steps;
-	int64_t next_check; /* steps at which the time limit is checked next */
+	int64_t next_check; /* number of steps at which the time limit is checked next */
 	int depth;
 	int nest;
 	int line; /* current line, for errors */
@@ -204,19 +205,19 @@ struct Jinja {
 	ByteSpan source;
 	Tok *tok;
 	size_t n_tok, cap_tok, at;
-	int loop_depth; /* while parsing: break and continue are only valid in a loop */
+	int loop_depth; /* while parsing: break and continue are valid only inside a loop */
 	enum { FLOW_RUN, FLOW_BREAK, FLOW_CONTINUE } flow;
 };
 
 /* ---- basics (core.c) ---- */
 _Noreturn void jinja_fail(Jinja *j, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* Count one step, and more for work proportional to bytes. Fails at too many steps, and when the
- * time limit of the thread's request has passed. */
+/* Count one step, or more if the work is proportional to `bytes`. Fails if there are too many
+ * steps, or if the time limit of the thread's request has passed. */
 void jinja_step(Jinja *j, size_t bytes);
 void *jinja_alloc(Jinja *j, size_t n, size_t elem_bytes);
-void jinja_enter(Jinja *j); /* recursion; pairs with j->nest-- */
-/* Return an argument by position or name, else the default. arg_take fails if there are more than
- * max arguments. */
+void jinja_enter(Jinja *j); /* enters a recursion; ends with j->nest-- */
+/* Return an argument by position or name, otherwise the default. arg_take fails if there are more
+ * than max arguments. */
 Val arg(const CallArgs *a, size_t i, const char *name, Val otherwise);
 void args_check(Jinja *j, const char *what, const CallArgs *a, size_t max);
 int64_t arg_int(Jinja *j, const char *what, Val v);
@@ -244,7 +245,8 @@ bool jinja_skip_name(Jinja *j, const char *name);
 void jinja_expect_op(Jinja *j, int op);
 ByteSpan jinja_expect_name(Jinja *j);
 void jinja_node_push(Jinja *j, AstNode *n, AstNode *child);
-/* Add a keyword argument or a parameter; the caller sets the returned value. NULL: no default. */
+/* Add a keyword argument or a parameter. The caller sets the value to which the result points;
+ * NULL: no default */
 AstNode **jinja_keyword_push(Jinja *j, AstNode *n, ByteSpan name);
 #define OP2(a, b) ((a) << 8 | (b))
 

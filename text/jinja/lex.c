@@ -1,6 +1,6 @@
-/* Tokenizes a template. Whitespace control is that of Jinja with trim_blocks and lstrip_blocks: a
- * tag that is first on its line removes the spaces before it, the end of a block or comment removes
- * one newline; - removes all whitespace, + none. */
+/* Tokenizes a template. Whitespace control is that of Jinja with trim_blocks and lstrip_blocks. The
+ * spaces before a tag are removed if it is first on its line, and one newline is removed after a
+ * block or comment. In a tag, - removes all whitespace, and + keeps all. */
 #include "text/jinja/jinja.h"
 
 #include <stdlib.h>
@@ -50,8 +50,8 @@ skip_blank(const Lex *x, size_t at)
 	return at;
 }
 
-/* Finds the end of a tag after a name such as raw; *end: what follows; newline: trim_blocks
- * applies */
+/* Finds the end of a tag after a name such as raw. *end: position after the tag; newline:
+ * trim_blocks applies */
 static bool
 tag_end(const Lex *x, size_t at, bool newline, size_t *end)
 {
@@ -84,7 +84,7 @@ raw_tag(const Lex *x, size_t at, const char *name, bool newline, size_t *end)
 	return tag_end(x, skip_blank(x, at + strlen(name)), newline, end);
 }
 
-/* Emits the text before a tag at `to`, trimmed by the sign of the tag and lstrip_blocks. */
+/* Emits the text before a tag at `to`, trimmed as the sign of the tag and lstrip_blocks require. */
 static void
 text_before(Jinja *j, const Lex *x, size_t from, size_t to, char sign, bool variable)
 {
@@ -97,7 +97,7 @@ text_before(Jinja *j, const Lex *x, size_t from, size_t to, char sign, bool vari
 		size_t line = end;
 		while (line > from && x->s[line - 1] != '\n')
 			line--;
-		/* `from` begins a line if the text before it ended one */
+		/* if the text before `from` ended a line, a line begins at `from` */
 		if (line > from || from == 0 || x->s[from - 1] == '\n') {
 			size_t k = line;
 			while (k < end && blank(x->s[k]))
@@ -162,7 +162,7 @@ unescape(Jinja *j, ByteSpan in)
 			if (in.n - i - 1 < digits || hex_digits(in.s + i + 1, digits, &cp) < 0 ||
 			    cp > 0x10FFFF || (cp >= 0xD800 && cp < 0xE000))
 				jinja_fail(j, "a string holds a bad \\%c escape", c);
-			/* an escape is never shorter than the character it stands for */
+			/* an escape is never shorter than the UTF-8 of its character */
 			n += utf8_put(p + n, cp);
 			i += digits;
 		} else {

@@ -58,8 +58,8 @@ push_span(Jinja *j, Val list, const char *s, size_t n)
 	list_push(j, list.l, val_span((ByteSpan){ s, n }));
 }
 
-/* Find the last occurrence of w, which is not empty; NULL: none. Each candidate counts as work,
- * because its comparison may be long. */
+/* Find the last occurrence of w, which is not empty. NULL: there is none. Each candidate counts as
+ * a step, because comparing it may take long. */
 static const char *
 find_last(Jinja *j, ByteSpan s, ByteSpan w)
 {
@@ -80,7 +80,8 @@ split(Jinja *j, ByteSpan s, Val sep, int64_t max, bool right)
 
 	if (max < 0)
 		max = INT64_MAX;
-	if (sep.type == V_NONE) { /* split at runs of whitespace, ignoring both ends */
+	/* split at runs of whitespace, ignoring whitespace at both ends */
+	if (sep.type == V_NONE) {
 		for (;;) {
 			s = str_strip(j, s, NULL, !right, right);
 			if (!s.n)

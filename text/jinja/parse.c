@@ -35,8 +35,8 @@ stops(const Jinja *j, const char *const *names)
 	return false;
 }
 
-/* Parses statements up to `{% name` and consumes its brace but not the name. names NULL: up to the
- * end. */
+/* Parses statements until `{% name`. Consumes the brace but not the name. names NULL: until the end
+ * of the template */
 static AstNode *
 body(Jinja *j, const char *const *names, const char *of, int line)
 {
@@ -80,7 +80,7 @@ body(Jinja *j, const char *const *names, const char *of, int line)
 static void
 end_tag(Jinja *j)
 {
-	j->at++; /* the name that body() found */
+	j->at++; /* the name at which body() stopped */
 	block_end(j);
 }
 
@@ -200,7 +200,8 @@ parse_set(Jinja *j, int line)
 		return n;
 	}
 	n->kind = N_SET_BLOCK;
-	n->b = jinja_filter_chain(j, jinja_new(j, N_CONST, line)); /* placeholder for the text */
+	/* placeholder that receives the text */
+	n->b = jinja_filter_chain(j, jinja_new(j, N_CONST, line));
 	block_end(j);
 	int loops = j->loop_depth;
 	n->c = body(j, ends, "set", line);
@@ -237,7 +238,7 @@ parse_macro(Jinja *j, int line)
 	n->name = jinja_expect_name(j);
 	parse_params(j, n);
 	block_end(j);
-	j->loop_depth = 0; /* break needs a loop in the same body */
+	j->loop_depth = 0; /* break needs a loop inside the same macro */
 	n->a = body(j, ends, "macro", line);
 	j->loop_depth = loops;
 	end_tag(j);
@@ -324,7 +325,7 @@ statement(Jinja *j)
 	if (span_is(name, "with"))
 		return parse_with(j, line);
 	if (span_is(name, "generation")) {
-		/* a `generation` block: renders its text, has its own scope */
+		/* a `generation` block renders its text in a scope of its own */
 		AstNode *n = jinja_new(j, N_WITH, line);
 		block_end(j);
 		n->a = body(j, generation, "generation", line);

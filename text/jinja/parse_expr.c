@@ -315,7 +315,7 @@ postfix(Jinja *j, AstNode *n)
 		} else {
 			return n;
 		}
-		/* a chain is a nest of nodes that evaluation descends */
+		/* a chain becomes nested nodes, which evaluation descends */
 		jinja_step(j, 0);
 	}
 }
@@ -400,8 +400,8 @@ unary(Jinja *j, bool with_filter)
 	return n;
 }
 
-/* Parses chains of one precedence into left-deep nests. Their length is bounded like depth, because
- * evaluation recurses. */
+/* Parses a chain of operators of one precedence into left-deep nodes. The length of chains is
+ * limited like the depth, because evaluation recurses. */
 static void
 link_count(Jinja *j, int *n)
 {

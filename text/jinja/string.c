@@ -48,7 +48,7 @@ put_cp(Jinja *j, Buf *b, int32_t cp)
 }
 
 /* Letters whose upper case has several characters. The rest of SpecialCasing is rare in chat
- * templates. */
+ * templates, and is not supported. */
 static void
 put_upper(Jinja *j, Buf *b, int32_t cp, bool title)
 {

@@ -1,4 +1,4 @@
-/* JSON input and output. tojson is that of transformers: json.dumps with ensure_ascii off and no
+/* JSON input and output. tojson is that of transformers: json.dumps with ensure_ascii off, without
  * HTML escaping. */
 #include "text/jinja/jinja.h"
 

@@ -423,7 +423,7 @@ float_repr(Jinja *j, Buf *b, double f)
 	buf_puts(j, b, text);
 }
 
-/* Parses like Python's float(), without surrounding spaces. */
+/* Parses a number as Python's float() does, without surrounding spaces. */
 static bool
 float_parse(const char *s, double *out)
 {
