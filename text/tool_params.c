@@ -13,7 +13,7 @@ enum { MAX_DEPTH = 24, MAX_VISITS = 20000, UNLISTED = -1 };
 typedef struct Resolver {
 	Arena *a;
 	const json_t *root;
-	int visits; /* schemas looked at, which is bounded */
+	int visits; /* schemas visited, at most MAX_VISITS */
 } Resolver;
 
 static int

@@ -44,8 +44,8 @@ build_indexer(ModelBuilder *b, int h, int low)
 	return b->sel;
 }
 
-/* Add an adapter's contribution to heads of *_width elements, of which the first *_cols take part
- * in its factors. *_apart: each head has its own rows in the factor */
+/* Add an adapter's contribution to heads of *_width elements. Its factors apply to the first *_cols
+ * of them. *_stride: rows of a factor per head; 0: all heads use the same rows */
 static int
 heads_adapted(ModelBuilder *b, int x, int64_t x_width, int64_t x_cols, int64_t x_stride, int fa,
               int y, int64_t y_width, int64_t y_cols, int64_t y_stride, int fb, const char *name)
@@ -70,8 +70,8 @@ heads_adapted(ModelBuilder *b, int x, int64_t x_width, int64_t x_cols, int64_t x
 
 /* Latent attention with adapter slots. All rows use the absorbed form, and the adapter's part of
  * k_b and v_b is added between the ops. With k_b + b a instead of k_b, queries become k_b^T q + a^T
- * (b^T q). With v_b + b a, values become v_b o + b (a o). q is not rotated yet; `both` is latent
- * and key. */
+ * (b^T q). With v_b + b a, values become v_b o + b (a o). RoPE is not yet applied to q; `both` has
+ * latent and key. */
 static int
 mla_with_adapters(ModelBuilder *b, int q, int both, int sel)
 {

@@ -446,8 +446,8 @@ state_pool(ModelBuilder *b, int *v, const char *id, const uint8_t *layer_in, int
 	}
 }
 
-/* Make the pool of indexer keys. It has 16 bits even if latents are quantised, because the
- * selection needs more precision than the attention over its result. */
+/* Make the pool of indexer keys. Keys have 16 bits even if latents are quantised, because selecting
+ * positions needs more precision than attention over the selected positions. */
 static void
 index_pool(ModelBuilder *b)
 {

@@ -17,8 +17,8 @@ without_layer(const char *id)
 	return dot ? dot + 1 : id;
 }
 
-/* Return a value's name without its layer, also for the stream ("x17"), because layers reuse the
- * same memory. */
+/* Return a value's name without its layer: "q" for "L3.q", "x" for the stream's "x17". Layers reuse
+ * the same memory, so one name stands for all of them. */
 static const char *
 short_name(const char *id)
 {

@@ -260,9 +260,11 @@ build_part(Fuse *f, const Latent *m, LatentOps *p)
 	return fuse_accepted(f, &p->part);
 }
 
-/* Replace the matched ops. The new ops take these positions: a that of kv_a; the query that of the
- * slice of the key; attention over latents that of the append (or of q_temperature); the values
- * that of the attention. */
+/* Replace the matched ops:
+ *   kv_a                         ->  a
+ *   slice of the key             ->  query
+ *   append, q_temperature if any ->  q_temperature if any, attention over latents
+ *   attention                    ->  values */
 static void
 replace(Fuse *f, const Latent *m, const LatentOps *p)
 {
