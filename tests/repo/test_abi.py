@@ -11,8 +11,9 @@ FIXED = {
     "llmc_error": "llmc_status code; char text[2044];",
     "llmc_bias": "int32_t id; float value;",
     "llmc_sequence": "const int32_t *tok; size_t n;",
-    "llmc_option": "llmc_option_kind kind; const char *name, *alias, *text; size_t offset;"
-    " double least, most; double http_least, http_most, http_default;",
+    "llmc_option": "llmc_option_kind kind; llmc_option_rule rule;"
+    " const char *name, *alias, *hf, *gguf, *text; size_t offset; double least, most;"
+    " double http_least, http_most, http_default[LLMC_DEFAULT_COUNT];",
     "llmc_input_prompt": "const char *name, *text; bool usual;",
     "llmc_chunk": "llmc_seq seq; const int32_t *tok; int32_t n_tok; int32_t n_out;",
     "llmc_op_time": "const char *op; int32_t n; double seconds; int64_t weight_bytes; bool library;"
@@ -36,3 +37,9 @@ def test_structs_begin_with_their_size_or_never_change():
     assert len(found) > 40
     fixed = {n: f for n, f in found.items() if not f.startswith("size_t size;")}
     assert fixed == FIXED
+
+
+def test_an_option_has_the_same_number_of_defaults():
+    """llmc_option has an array of them."""
+    names = re.findall(r"^\tLLMC_DEFAULT_(\w+),?$", HEADER.read_text(), re.M)
+    assert names == ["OPENAI", "LLAMA_CPP", "OLLAMA", "COUNT"]
