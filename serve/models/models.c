@@ -448,9 +448,8 @@ models_sleep(Server *s, Slot *t, Req *r)
 		if (at->model && !awaited)
 			model_retire(s, at);
 	}
-	if (!closing) {
+	if (!closing)
 		queue_answer_later(s, &s->sleepers, r);
-	}
 	pthread_mutex_unlock(&s->lock);
 	answer_closing(r, closing);
 }
@@ -477,9 +476,8 @@ models_forget(Server *s, Slot *t, Req *r)
 		slot_remove(s, t);
 		t->sleep_when_done = t->loading || t->wanted || t->reloads.first;
 	}
-	if (!closing) {
+	if (!closing)
 		queue_answer_later(s, &s->sleepers, r);
-	}
 	pthread_mutex_unlock(&s->lock);
 	answer_closing(r, closing);
 }
