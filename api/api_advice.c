@@ -17,15 +17,17 @@ advise(llmc_advice *a, size_t row, double value)
 	const llmc_option *o = llmc_sampling_options(&n_option) + row;
 	char number[NUMBER_SIZE];
 
+	/* the field's value, which may be 0 */
+	const double x = o->kind == LLMC_OPTION_FLOAT ? (double)(float)value : value;
 	if (row >= 64 || o->kind == LLMC_OPTION_BOOL ||
 	    !(value >= o->http_least && value <= o->http_most) ||
-	    (o->rule == LLMC_OPTION_ABOVE_0 && value <= 0))
+	    (o->rule == LLMC_OPTION_ABOVE_0 && x <= 0))
 		return;
 	void *field = (char *)&a->params + o->offset;
 	if (o->kind == LLMC_OPTION_INT)
 		*(int32_t *)field = (int32_t)(value > o->least ? value : o->least);
 	else
-		*(float *)field = (float)value;
+		*(float *)field = (float)x;
 	a->set |= (uint64_t)1 << row;
 	number_plain(number, value, 6);
 	snprintf(a->text + n, sizeof a->text - n, "%s%s %s", n ? ", " : "", o->name, number);

@@ -91,7 +91,8 @@ put_samplers(const llmc_params *ep, const char *order, Strbuf *b)
 #define NAME(letter, name) name,
 	static const char letters[] = LLMC_SAMPLER_LETTERS;
 	static const char *const names[] = { LLMC_SAMPLERS(NAME) };
-	const bool late = ep->xtc_probability > 0 || ep->dynatemp_range > 0;
+	const bool xtc = ep->xtc_probability > 0 && ep->xtc_threshold <= 0.5f,
+	           late = xtc || ep->dynatemp_range > 0;
 
 	/* the library's order */
 	if (!order)
@@ -139,6 +140,15 @@ put_biases(const Generation *g, Strbuf *b)
 	strbuf_putc(b, ']');
 }
 
+/* Value over HTTP of an option. sampling_read raises it to `least`. */
+static int
+number_sent(const llmc_option *k, int32_t x)
+{
+	const bool raised = k->rule == LLMC_OPTION_PART_0 && k->http_least < k->least;
+
+	return raised && x <= k->least ? (int)k->http_least : x;
+}
+
 /* Append the settings that apply to the generation. */
 static void
 put_settings(const Generation *g, const json_t *o, Strbuf *b)
@@ -157,7 +167,7 @@ put_settings(const Generation *g, const json_t *o, Strbuf *b)
 		if (k->kind == LLMC_OPTION_BOOL)
 			strbuf_puts(b, *(const bool *)field ? "true" : "false");
 		else if (k->kind == LLMC_OPTION_INT)
-			strbuf_printf(b, "%d", *(const int32_t *)field);
+			strbuf_printf(b, "%d", number_sent(k, *(const int32_t *)field));
 		else /* FLT_MIN stands for 0 */
 			json_num(b, *(const float *)field < 1e-30f ? 0.0 : *(const float *)field,
 			         6);

@@ -14,8 +14,8 @@ is_zero(const json_t *o, const char *key)
 	return json_is_number(v) && json_number_value(v) == 0;
 }
 
-static double
-default_of(const llmc_option *k, size_t row, const SamplingDefaults *defaults)
+double
+sampling_default(const llmc_option *k, size_t row, const SamplingDefaults *defaults)
 {
 	const llmc_advice *a = defaults->advice;
 
@@ -45,6 +45,7 @@ read_option(const json_t *o, const llmc_option *k, double x, llmc_params *to, Pr
 	case LLMC_OPTION_FLOAT:
 		if (!field_num(o, name, k->http_least, k->http_most, &x, NULL, p))
 			return false;
+		x = (double)(float)x; /* 0 if it is too small for a float */
 		if (k->rule == LLMC_OPTION_ABOVE_0 && !(x > 0))
 			return problem(p, 400, name, "Invalid '%s': it must be greater than 0.",
 			               name);
@@ -65,7 +66,7 @@ sampling_read(const json_t *o, const SamplingDefaults *defaults, bool ordered, l
 
 	for (size_t i = 0; i < n_option; i++)
 		if (option[i].http_least <= option[i].http_most &&
-		    !read_option(o, &option[i], default_of(&option[i], i, defaults), to, p))
+		    !read_option(o, &option[i], sampling_default(&option[i], i, defaults), to, p))
 			return false;
 	/* over HTTP top_p 0 selects the most likely token */
 	if (to->top_p == 0 && ordered)

@@ -10,6 +10,9 @@ typedef struct SamplingDefaults {
 	llmc_option_default server;
 } SamplingDefaults;
 
+/* Value of option number `row` in a request that omits it */
+double sampling_default(const llmc_option *k, size_t row, const SamplingDefaults *defaults);
+
 /* Read the fields by their own name or the alias. `ordered`: the request has an order of samplers
  * (llmc_params.samplers). */
 bool sampling_read(const json_t *o, const SamplingDefaults *defaults, bool ordered, llmc_params *to,

@@ -3,13 +3,14 @@
 #include <string.h>
 
 #include "base/json.h"
+#include "serve/dialects/sampling_fields.h"
 #include "serve/dialects/tokenize.h"
 #include "serve/http/route.h"
 #include "serve/models/model.h"
 
-/* Append the sampling parameters of a request without any. */
+/* Append the sampling parameters of a /completion request without any. */
 static void
-defaults(Strbuf *b)
+defaults(const SamplingDefaults *usual, Strbuf *b)
 {
 	size_t n;
 	const llmc_option *option = llmc_sampling_options(&n);
@@ -18,11 +19,12 @@ defaults(Strbuf *b)
 	for (const llmc_option *k = option; k < option + n; k++) {
 		if (k->http_least > k->http_most)
 			continue;
+		const double x = sampling_default(k, (size_t)(k - option), usual);
 		json_printf(b, ",%s:", k->alias ? k->alias : k->name);
 		if (k->kind == LLMC_OPTION_BOOL)
-			strbuf_puts(b, k->http_default[LLMC_DEFAULT_OPENAI] > 0 ? "true" : "false");
+			strbuf_puts(b, x > 0 ? "true" : "false");
 		else
-			json_num(b, k->http_default[LLMC_DEFAULT_OPENAI], 6);
+			json_num(b, x, 6);
 	}
 	strbuf_putc(b, '}');
 }
@@ -48,9 +50,13 @@ slots_props(Req *r)
 	const Slot *t = slot_shown(s);
 	const ServedModel *m = t->model; /* NULL: asleep */
 	const llmc_model_info *i = &t->about.info;
+	const SamplingDefaults usual = {
+		.advice = s->opt.neutral_sampling ? NULL : &t->about.advice,
+		.server = LLMC_DEFAULT_LLAMA_CPP,
+	};
 	const char *template = m ? llmc_chat_template(m->back.tok) : NULL;
 	json_printf(&b, "{\"default_generation_settings\":{\"n_ctx\":%d,\"params\":", t->max_total);
-	defaults(&b);
+	defaults(&usual, &b);
 	json_printf(&b, "},\"total_slots\":%d,\"model_alias\":%s,\"model_path\":%s,",
 	            t->about.limits.seqs, t->name, i->name);
 	strbuf_printf(&b, "\"modalities\":{\"vision\":%s,\"audio\":false},",

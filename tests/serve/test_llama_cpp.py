@@ -212,6 +212,14 @@ def test_the_answer_repeats_the_settings(tiny):
     assert s["dry_sequence_breakers"] == [";"] and s["grammar"] == "" and s["stream"] is False
     assert {"bias": -3.5, "token": 5} in s["logit_bias"]
     assert {"bias": None, "token": 6} in s["logit_bias"] and len(s["logit_bias"]) >= 4
+    # the order of samplers is that which runs: XTC with a threshold above 0.5 is off
+    order = [
+        complete(tiny, xtc_probability=0.5, xtc_threshold=t).json()["generation_settings"][
+            "samplers"
+        ]
+        for t in (0.6, 0.5)
+    ]
+    assert "xtc" not in order[0] and order[1][-2:] == ["xtc", "temperature"]
     # llama.cpp's defaults
     s = tiny.post("/completion", {"prompt": "a", "n_predict": 1}).json()["generation_settings"]
     usual = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repeat_penalty": 1}

@@ -156,7 +156,14 @@ def test_props_and_slots(tiny):
     assert props["chat_template"] == tiny.post("/api/show", {"model": "tiny"}).json()["template"]
     assert props["bos_token"] == "<s>" and props["eos_token"] == "</s>"
     params = props["default_generation_settings"]["params"]
-    assert params["temperature"] == 1 and params["top_k"] == 0 and params["repeat_penalty"] == 1
+    # the defaults are those of llama.cpp's own route
+    assert params["temperature"] == 0.8 and params["top_k"] == 40 and params["min_p"] == 0.05
+    assert params["dry_penalty_last_n"] == -1 and params["xtc_threshold"] == 0.1
+    used = tiny.post("/completion", {"prompt": "a", "n_predict": 1}).json()["generation_settings"]
+    unlike = {"n_predict", "seed"}
+    assert {k: used[k] for k in params if k not in unlike} == {
+        k: v for k, v in params.items() if k not in unlike
+    }
     tiny.idle()
     slots = tiny.get("/slots").json()
     assert [s["id"] for s in slots] == list(range(8))

@@ -181,6 +181,7 @@ def test_log_probabilities_of_the_whole_vocabulary_are_refused_by_name(tiny):
         ("mirostat_tau", -1, "0"),
         ("mirostat_eta", 101, "100"),
         ("min_keep", -1, "0"),
+        ("repetition_penalty", 1e-60, "greater than 0"),  # 0 as a float
         ("samplers", 3, "an integer"),
         ("samplers", ["top_k", 3], "samplers[1]"),
         ("samplers", ["top_k", "topp"], "no sampler is called 'topp'"),
@@ -208,6 +209,7 @@ def test_values_out_of_range(tiny, field, value, said):
 BODIES = {
     "/v1/completions": {"prompt": "a", "max_tokens": 1},
     "/v1/responses": {"input": "a", "max_output_tokens": 1},
+    "/completion": {"prompt": "a", "n_predict": 1},
     "/api/generate": {"prompt": "a", "stream": False, "options": {"num_predict": 1}},
 }
 
@@ -217,6 +219,7 @@ def test_the_document_has_the_ranges_of_the_fields(tiny, path):
     """A value is answered exactly if the schema of its field in the OpenAPI document allows it."""
     doc = tiny.get("/openapi.json").json()
     schema = doc["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    schema = schema.get("allOf", [schema])[0]
     if "$ref" in schema:
         schema = doc["components"]["schemas"][schema["$ref"].split("/")[-1]]
     options = schema["properties"].get("options", schema)["properties"]

@@ -93,6 +93,8 @@ def test_a_chat_has_a_fresh_seed_that_can_be_repeated(advised, llmc_binary):
         ({"eos_token_id": 2}, None),
         ({"do_sample": True, "temperature": "hot", "top_k": 7}, "temperature 1, top_k 7"),
         ({"top_p": 1.5, "min_p": 0.05}, "min_p 0.05"),
+        ({"repetition_penalty": 0, "top_k": 7}, "top_k 7"),
+        ({"repetition_penalty": 1e-60, "top_k": 7}, "top_k 7"),  # 0 as a float
     ],
 )
 def test_what_counts_as_advice(config, want, llmc_binary, tmp_path):
@@ -159,6 +161,9 @@ def test_a_server_fills_in_what_a_request_omits(serve, advised):
         got = (r["temperature"], r["top_p"])
         assert got == pytest.approx((want["temperature"], want["top_p"]))
         assert s.post("/v1/messages", {**messages, "model": "tiny"}).status == 200
+        props = s.get("/props").json()["default_generation_settings"]["params"]
+        shown = [props[k] for k in (*USED[:3], "repeat_penalty")]
+        assert shown == pytest.approx([want[k] for k in (*USED[:3], "repetition_penalty")])
         advised_text = text(s)
     with serve(advised, *RUN[:4], "--seqs", "2", "--sampling", "neutral") as s:
         assert text(s) == text(s, temperature=1, top_p=1, top_k=0, repetition_penalty=1)
