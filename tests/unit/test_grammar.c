@@ -298,7 +298,8 @@ errors_name_their_position(void **state)
 		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"oneOf\":[{\"$ref\":\"#\"},{\"type\":\"null\"}]}",
 		  "schema, #/oneOf: alternatives of one value are nested too deeply or "
 		  "recursively" },
-		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"properties\":{\"a\":{\"not\":{\"contains\":{}}}}}",
+		{ LLMC_GRAMMAR_JSON_SCHEMA,
+		  "{\"properties\":{\"a\":{\"not\":{\"uniqueItems\":true}}}}",
 		  "#/properties/a/not" },
 		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"type\":", "invalid JSON" },
 		{ LLMC_GRAMMAR_JSON_SCHEMA, "{\"type\":\"integer\",\"minimum\":3,\"maximum\":2}",
