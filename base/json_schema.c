@@ -7,9 +7,8 @@
 #include <string.h>
 
 #include "base/json.h"
-#include "base/number.h"
 
-enum { MAX_MATCH = 100000, MAX_NEST = 200 };
+enum { MAX_MATCH = 100000 };
 
 /* ---- types ---- */
 
@@ -100,91 +99,6 @@ json_schema_implied_types(const json_t *schema)
 		if (json_object_get(schema, keys[i].key))
 			types |= keys[i].type;
 	return types ? types : T_ALL;
-}
-
-/* ---- references ---- */
-
-/* Returns the next segment of a JSON pointer, unescaped. */
-static const char *
-pointer_segment(Arena *a, const char **at)
-{
-	char *out = arena_strdup(a, *at), *to = out;
-	const char *c = *at;
-
-	while (*c && *c != '/') {
-		int hi = c[0] == '%' ? hex_digit(c[1]) : -1, lo = hi >= 0 ? hex_digit(c[2]) : -1;
-		if (lo >= 0) {
-			*to++ = (char)(hi << 4 | lo);
-			c += 3;
-		} else if (c[0] == '~' && (c[1] == '0' || c[1] == '1')) {
-			*to++ = c[1] == '0' ? '~' : '/';
-			c += 2;
-		} else {
-			*to++ = *c++;
-		}
-	}
-	*to = 0;
-	*at = c;
-	return out;
-}
-
-static const json_t *
-find_anchor(const json_t *v, const char *name, int depth)
-{
-	const json_t *found = NULL, *x;
-	const char *key;
-	size_t i;
-
-	if (depth > MAX_NEST)
-		return NULL;
-	if (json_is_object(v)) {
-		const char *own = json_string_value(json_object_get(v, "$anchor"));
-		if (own && !strcmp(own, name))
-			return v;
-		json_object_foreach ((json_t *)(uintptr_t)v, key, x)
-			if (!found)
-				found = find_anchor(x, name, depth + 1);
-	} else if (json_is_array(v)) {
-		json_array_foreach ((json_t *)(uintptr_t)v, i, x)
-			if (!found)
-				found = find_anchor(x, name, depth + 1);
-	}
-	return found;
-}
-
-bool
-json_schema_is_local(const json_t *root, const char **ref)
-{
-	const char *id = json_string_value(json_object_get(root, "$id")), *text = *ref;
-	size_t n = id ? strcspn(id, "#") : 0;
-
-	if (n && !strncmp(text, id, n) && (text[n] == '#' || !text[n]))
-		text += n;
-	if (*text && *text != '#')
-		return false;
-	*ref = text + (*text == '#');
-	return true;
-}
-
-const json_t *
-json_schema_target(Arena *a, const json_t *root, const char *fragment)
-{
-	const json_t *v = root;
-
-	if (*fragment && *fragment != '/')
-		return find_anchor(root, fragment, 0);
-	while (v && *fragment == '/') {
-		fragment++;
-		const char *key = pointer_segment(a, &fragment);
-		if (json_is_array(v)) {
-			char *end;
-			unsigned long i = strtoul(key, &end, 10);
-			v = *key && !*end ? json_array_get(v, i) : NULL;
-		} else {
-			v = json_object_get(v, key);
-		}
-	}
-	return v;
 }
 
 /* ---- names ---- */

@@ -34,11 +34,14 @@ extern const char *const json_schema_additional[3];
 /* Return the index of a name; -1: unknown. */
 int json_schema_additional_of(const char *name);
 
-/* Does a $ref point into the document? If so, *ref is advanced to the fragment. */
-bool json_schema_is_local(const json_t *root, const char **ref);
-/* Return the target of a fragment: a JSON pointer, an anchor, or empty for the root. NULL: it does
- * not exist. */
-const json_t *json_schema_target(Arena *a, const json_t *root, const char *fragment);
+/* The references of a document, whose parts are read when it is made (json_schema_ref.c). */
+typedef struct JsonSchemaRefs JsonSchemaRefs;
+JsonSchemaRefs *json_schema_refs_new(Arena *a, const json_t *root);
+/* Return the target of the value of a $ref or $dynamicRef. NULL: it does not exist; *outside: it is
+ * in another document. */
+const json_t *json_schema_target(JsonSchemaRefs *r, const json_t *ref, bool *outside);
+/* Does a $dynamicRef mean the same as a $ref, because the document has one target for it? */
+bool json_schema_has_one_target(JsonSchemaRefs *r, const json_t *ref);
 
 typedef enum NameMatch { NAME_DIFFERS, NAME_MATCHES, NAME_UNDECIDED, NAME_NO_MEMORY } NameMatch;
 /* Match a name against a pattern of patternProperties, in bounded time. */

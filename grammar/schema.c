@@ -5,7 +5,7 @@
  * allows them. A missing type is inferred from keywords, unless `standard` is set. Errors name the
  * path of the schema and the keyword.
  *
- * This file handles types and alternatives; schema_ref.c resolves $ref, schema_scalar.c builds
+ * This file handles types and alternatives; schema_ref.c has rules of $ref, schema_scalar.c builds
  * strings and numbers, schema_array.c and schema_object.c the rest. */
 #include <string.h>
 
@@ -300,7 +300,7 @@ value_of(Schema *s, const json_t *v, const Path *p)
 		schema_fail(s, p, NULL,
 		            s->depth > MAX_SCHEMA_NEST ? "nested too deeply"
 		                                       : "the schema is too large");
-	v = schema_static_ref(s, v, p);
+	v = schema_static_ref(s, v);
 	for (const char *const *k = never; *k; k++)
 		schema_not_enforced(s, v, *k, p);
 	const json_t *ref = json_object_get(v, "$ref");

@@ -19,8 +19,7 @@ typedef struct Ref {
 	int32_t rule;
 	struct Ref *next;
 } Ref;
-typedef struct SchemaResource SchemaResource; /* schema_ref.c */
-typedef struct SchemaBase SchemaBase;
+typedef struct StaticRef StaticRef; /* schema_ref.c */
 typedef struct SchemaPair { /* schemas a and b as one */
 	const json_t *a, *b;
 	json_t *both;
@@ -42,9 +41,8 @@ typedef struct Schema {
 	Ref *ref[N_REF_BUCKET];
 	SchemaPair *pair[N_REF_BUCKET];
 	Negation *negation[N_REF_BUCKET];
-	SchemaBase *base[N_REF_BUCKET];
-	SchemaResource *resource; /* list, once has_parts */
-	bool has_parts, ids_beside_refs;
+	StaticRef *static_ref[N_REF_BUCKET];
+	JsonSchemaRefs *refs; /* NULL: not read yet */
 	const json_t *inside; /* schema whose rule is being built */
 	const OpenSchema *open;
 	int depth;
@@ -147,8 +145,8 @@ Expr *schema_object_with_members(Schema *s, const json_t *o, const Path *p); /* 
 /* schema_ref.c. Returns the rule of a definition, built on the first reference. */
 Expr *schema_resolve_ref(Schema *s, const json_t *target, const Path *p);
 const json_t *schema_target(Schema *s, const json_t *ref, const Path *p); /* target of a $ref */
-/* The schema with a $ref for a $dynamicRef that has one target. */
-const json_t *schema_static_ref(Schema *s, const json_t *v, const Path *p);
+/* The schema with a $ref for a $dynamicRef that has one target; the same object each time. */
+const json_t *schema_static_ref(Schema *s, const json_t *v);
 json_t *schema_keep(Schema *s, json_t *v); /* released with the arena */
 static inline json_t *
 schema_mutable(const json_t *v)

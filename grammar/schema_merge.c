@@ -582,7 +582,7 @@ schema_flat(Schema *s, const json_t *v, const Path *p, int depth)
 
 	if (json_is_boolean(v))
 		return v;
-	v = schema_static_ref(s, v, p);
+	v = schema_static_ref(s, v);
 	const json_t *ref = json_object_get(v, "$ref"), *all = json_object_get(v, "allOf"),
 	             *one = json_object_get(v, "oneOf");
 	if (!json_is_object(v))

@@ -566,7 +566,7 @@ negate_object(Schema *s, const json_t *v, const Path *p, int depth)
 	     json_object_get(v, "anyOf") || json_object_get(v, "oneOf") ||
 	     schema_has_conditions(v)))
 		return NULL;
-	v = schema_plain(s, schema_static_ref(s, v, p), false);
+	v = schema_plain(s, schema_static_ref(s, v), false);
 	json_object_foreach (schema_mutable(v), key, x)
 		if (!schema_is_annotation(key) && !add_excluded(s, out, v, key, x, p, depth))
 			return NULL;

@@ -13,7 +13,8 @@ enum { MAX_DEPTH = 24, MAX_VISITS = 20000, UNLISTED = -1 };
 typedef struct Resolver {
 	Arena *a;
 	const json_t *root;
-	int visits; /* schemas visited, at most MAX_VISITS */
+	JsonSchemaRefs *refs; /* NULL: not read yet */
+	int visits;           /* schemas visited, at most MAX_VISITS */
 } Resolver;
 
 static int
@@ -53,13 +54,25 @@ types_of_list(const json_t *type)
 
 /* NULL: it does not exist, or is in another document. */
 static const json_t *
-target_of(const Resolver *r, const json_t *ref)
+target_of(Resolver *r, const json_t *ref)
 {
-	const char *text = json_string_value(ref);
+	bool outside;
 
-	return text && json_schema_is_local(r->root, &text)
-	           ? json_schema_target(r->a, r->root, text)
-	           : NULL;
+	if (!r->refs)
+		r->refs = json_schema_refs_new(r->a, r->root);
+	return json_schema_target(r->refs, ref, &outside);
+}
+
+/* The value of a $ref, or of a $dynamicRef that means the same; NULL: there is none. */
+static const json_t *
+ref_of(Resolver *r, const json_t *o)
+{
+	const json_t *ref = json_object_get(o, "$ref"), *dynamic = json_object_get(o, "$dynamicRef");
+
+	if (ref || !dynamic)
+		return ref;
+	return target_of(r, dynamic) && json_schema_has_one_target(r->refs, dynamic) ? dynamic
+	                                                                             : NULL;
 }
 
 static int types_of(Resolver *r, const json_t *o, int depth);
@@ -82,7 +95,7 @@ any_types(Resolver *r, const json_t *list, int depth)
 static int
 types_of(Resolver *r, const json_t *o, int depth)
 {
-	const json_t *ref = json_object_get(o, "$ref"), *type = json_object_get(o, "type"),
+	const json_t *ref = ref_of(r, o), *type = json_object_get(o, "type"),
 	             *one = json_object_get(o, "const"), *list = json_object_get(o, "enum"),
 	             *excluded = json_object_get(json_object_get(o, "not"), "type"), *v;
 	bool others = false;
@@ -139,7 +152,7 @@ both(int a, int b)
 static int
 member_types(Resolver *r, const json_t *o, const char *name, int depth)
 {
-	const json_t *ref = json_object_get(o, "$ref"),
+	const json_t *ref = ref_of(r, o),
 	             *v = json_object_get(json_object_get(o, "properties"), name);
 	int types = UNLISTED;
 	const char *pattern;
@@ -174,11 +187,12 @@ member_types(Resolver *r, const json_t *o, const char *name, int depth)
 static const json_t *
 words_of(Resolver *r, const json_t *o, const char *name)
 {
-	const json_t *v = json_object_get(json_object_get(o, "properties"), name), *one;
+	const json_t *v = json_object_get(json_object_get(o, "properties"), name), *one,
+	             *ref;
 	size_t i;
 
-	for (int k = 0; k < MAX_DEPTH && json_object_get(v, "$ref"); k++)
-		v = target_of(r, json_object_get(v, "$ref"));
+	for (int k = 0; k < MAX_DEPTH && (ref = ref_of(r, v)); k++)
+		v = target_of(r, ref);
 	const json_t *list = json_object_get(v, "enum");
 	json_array_foreach ((json_t *)(uintptr_t)list, i, one)
 		if (!json_is_string(one) || json_kept_digits(one))
@@ -192,7 +206,7 @@ add_names(Resolver *r, const json_t *o, Tool *t, size_t *cap, int depth)
 	static const char *const lists[] = { "allOf", "anyOf", "oneOf" }, *const others[] = {
 		"if", "then", "else"
 	};
-	const json_t *v;
+	const json_t *v, *ref;
 	const char *key;
 	size_t i;
 
@@ -211,8 +225,8 @@ add_names(Resolver *r, const json_t *o, Tool *t, size_t *cap, int depth)
 		t->param = arena_grow(r->a, t->param, cap, t->n + 1, sizeof *t->param);
 		t->param[t->n++] = (ToolParam){ .name = name };
 	}
-	if (json_object_get(o, "$ref"))
-		add_names(r, target_of(r, json_object_get(o, "$ref")), t, cap, depth + 1);
+	if ((ref = ref_of(r, o)))
+		add_names(r, target_of(r, ref), t, cap, depth + 1);
 	for (int k = 0; k < 3; k++) {
 		json_array_foreach (json_object_get(o, lists[k]), i, v)
 			add_names(r, v, t, cap, depth + 1);

@@ -759,6 +759,8 @@ NAMED += [
         "items": {"$ref": "b"},
     },
 ]
+    {"$dynamicAnchor": "n", "type": "array", "items": {"$dynamicRef": "#n", "minItems": 1}},
+    {"$dynamicAnchor": "n", "maxItems": 1, "items": {"not": {"$dynamicRef": "#n"}}},
 
 
 @pytest.mark.parametrize("schema", NAMED, ids=lambda s: json.dumps(s)[:70])
@@ -767,6 +769,15 @@ def test_references_by_identifier_are_those_of_jsonschema(schema):
 
 
 @pytest.mark.parametrize("ref", ["q.json", "http://y/p.json", "#k", "p.json#j", "//x/q.json"])
+@pytest.mark.parametrize("where", ["$id of a part", "$ref"])
+def test_long_identifiers_do_not_match_others(where):
+    long = "a" * 5000
+    part = {"$id": long if where[1] == "i" else long[:900], "type": "integer"}
+    schema = {"$id": "http://x/", "$defs": {"p": part}, "$ref": long}
+    with pytest.raises(llmc.Error, match="outside"):
+        llmc.Grammar(None, "json_schema", schema)
+
+
 def test_references_out_of_the_document_are_errors(ref):
     schema = {"$id": "http://x/a.json", "$defs": {"p": PART}, "$ref": ref}
     with pytest.raises(llmc.Error, match=r"#/\$ref: .* (outside|does not exist)"):

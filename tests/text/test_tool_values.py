@@ -251,6 +251,8 @@ def test_parameters_may_be_defined_by_reference_and_alternatives(
         {"$ref": "#/$defs/args", "$defs": {"args": args}},
         {"$ref": "#args", "$defs": {"x": {"$defs": {"y": {**args, "$anchor": "args"}}}}},
         {"$id": "http://a/b", "$ref": "http://a/b#/$defs/args", "$defs": {"args": args}},
+        {"$id": "http://a/b", "$ref": "c", "$defs": {"args": {"$id": "/c", **args}}},
+        {"$dynamicRef": "#n", "$defs": {"args": {"$dynamicAnchor": "n", **args}}},
         {"allOf": [args, {"required": ["b"]}]},
         {"anyOf": [args, {"type": "object", "properties": {"c": {"type": "null"}}}]},
     ):
