@@ -24,12 +24,22 @@ build_fail(GrammarBuilder *b, const char *fmt, ...)
 }
 
 void
-build_work(GrammarBuilder *b)
+build_work_of(GrammarBuilder *b, size_t n)
 {
-	if (++b->work % NODES_PER_CHECK == 0 && deadline_passed()) {
+	b->work += n < NODES_PER_CHECK ? (uint32_t)n : NODES_PER_CHECK;
+	if (b->work < NODES_PER_CHECK)
+		return;
+	b->work = 0;
+	if (deadline_passed()) {
 		deadline_error(b->err);
 		longjmp(b->fault, 1);
 	}
+}
+
+void
+build_work(GrammarBuilder *b)
+{
+	build_work_of(b, 1);
 }
 
 Expr *

@@ -117,7 +117,7 @@ typedef struct GrammarBuilder { /* state of one compilation from source to autom
 	const char *place;     /* prefix of messages of build_fail; NULL: none */
 	const char *nothing;   /* path of a schema that no value can match; NULL: none found */
 	size_t language_steps; /* work of language.c, which is bounded */
-	/* number of visited nodes, by which the time limit is checked from time to time */
+	/* number of nodes visited since the time limit was checked */
 	uint32_t work;
 	const ValueStyle *style; /* form of values in a call; NULL: JSON */
 	const CategoryRun *run;  /* [n_run] categories of all characters; NULL: not read yet */
@@ -133,6 +133,7 @@ void build_fail(GrammarBuilder *b, const char *fmt, ...)
     __attribute__((noreturn, format(printf, 2, 3)));
 /* Count a node visited. Fails when the time limit of the thread's request has passed. */
 void build_work(GrammarBuilder *b);
+void build_work_of(GrammarBuilder *b, size_t n); /* the same for n nodes */
 Expr *expr_new(GrammarBuilder *b, ExprKind kind);
 Expr *expr_bytes(GrammarBuilder *b, const char *s, size_t n);
 Expr *expr_text(GrammarBuilder *b, const char *s);

@@ -58,6 +58,20 @@ by_index(const void *a, const void *b)
 	return x < y ? -1 : x > y;
 }
 
+/* Whether every edge has both characters or none. */
+static bool
+same_edges(const Joint *p, uint32_t a, uint32_t b)
+{
+	for (size_t i = 0; i < p->n_op; i++)
+		for (size_t e = 0; e < p->nfa[i].n_edge; e++) {
+			const NfaEdge *x = &p->nfa[i].edge[e];
+			if (x->kind == NFA_RANGE &&
+			    (a >= x->lo && a <= x->hi) != (b >= x->lo && b <= x->hi))
+				return false;
+		}
+	return true;
+}
+
 /* Splits the code points at all edges of all operands, and merges ranges into a class if every edge
  * treats them equally. */
 static void
@@ -85,7 +99,8 @@ make_alphabet(Joint *p)
 			bound[k++] = bound[i];
 	p->bound = bound;
 	p->n_range = k - 1;
-	/* each edge has a random number: ranges with equal sums have equal sets of edges */
+	/* each edge has a random number: only ranges with equal sums can have equal sets of edges
+	 */
 	uint64_t *sum = NEW(a, uint64_t, k + 1);
 	uint64_t seed = 0x9E3779B97F4A7C15u;
 	for (size_t i = 0; i < p->n_op; i++)
@@ -95,6 +110,7 @@ make_alphabet(Joint *p)
 				continue;
 			seed = seed * 6364136223846793005u + 1442695040888963407u;
 			uint64_t v = (seed ^ seed >> 29) * 0xBF58476D1CE4E5B9u;
+			build_work_of(p->b, p->n_range / 8);
 			for (size_t r = 0; r < p->n_range; r++)
 				if (bound[r] >= x->lo && bound[r] <= x->hi)
 					sum[r] += v;
@@ -104,8 +120,11 @@ make_alphabet(Joint *p)
 	for (size_t r = 0; r < p->n_range; r++) {
 		size_t j = 0;
 		bool surrogate = bound[r] >= 0xD800 && bound[r] < 0xE000;
+		build_work_of(p->b, (r + n_edge) / 8);
 		while (j < r && (sum[j] != sum[r] || p->cls[j] < 0))
 			j++;
+		if (j < r && !surrogate && !same_edges(p, bound[j], bound[r]))
+			j = r; /* a collision: a class of its own is always right */
 		p->cls[r] = surrogate ? -1 : j < r ? p->cls[j] : p->n_class;
 		if (p->cls[r] == p->n_class)
 			p->class_char[p->n_class++] = bound[r];
@@ -177,7 +196,8 @@ intern_state(Joint *p, size_t from, bool first)
 			p->n_item = from;
 			return k;
 		}
-	if (p->n_state >= MAX_DFA || p->n_item > MAX_ITEMS || p->steps > MAX_STEPS ||
+	if (p->n_state >= MAX_DFA || (p->n_state + 1) * (size_t)p->n_class > MAX_TABLE ||
+	    p->n_item > MAX_ITEMS || p->steps > MAX_STEPS ||
 	    p->b->language_steps + p->steps > MAX_ALL)
 		return -1;
 	Arena *a = p->b->a;
@@ -251,6 +271,7 @@ minimize(Joint *p, Language *out)
 	memcpy(live, p->accept, n);
 	while (more) {
 		more = false;
+		build_work_of(p->b, n * nc / 8);
 		for (size_t s = n; s-- > 0;)
 			for (size_t c = 0; c < nc && !live[s]; c++) {
 				int32_t t = p->next[s * nc + c];
@@ -267,6 +288,7 @@ minimize(Joint *p, Language *out)
 	while (n_group != before) {
 		before = n_group;
 		n_group = 0;
+		build_work_of(p->b, n * nc / 8);
 		memset(table, -1, n_table * sizeof *table);
 		for (size_t s = 0; s < n; s++) {
 			if (!live[s]) {
@@ -366,13 +388,15 @@ language_make(GrammarBuilder *b, const Operand *op, size_t n_op, Language *out)
 	}
 	if (intern_state(p, 0, true) < 0)
 		return false;
-	for (size_t s = 0; s < p->n_state; s++)
+	for (size_t s = 0; s < p->n_state; s++) {
+		build_work_of(b, (size_t)p->n_class);
 		for (int32_t c = 0; c < p->n_class; c++) {
 			int32_t t = step_joint(p, (int32_t)s, c);
 			if (t == -2)
 				return false;
 			p->next[s * (size_t)p->n_class + (size_t)c] = t;
 		}
+	}
 	p->b->language_steps += p->steps;
 	minimize(p, out);
 	return true;

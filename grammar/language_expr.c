@@ -7,8 +7,9 @@
 /* Computes the lengths of the shortest and longest non-empty continuation of each state; lo -1:
  * none, hi -1: unlimited. */
 static void
-rest_lengths(Arena *a, const Language *l, int32_t *lo, int32_t *hi)
+rest_lengths(GrammarBuilder *b, const Language *l, int32_t *lo, int32_t *hi)
 {
+	Arena *a = b->a;
 	size_t n = (size_t)l->n, nc = (size_t)l->n_class;
 	int32_t *least = NEW(a, int32_t, n + 1), *longest = NEW(a, int32_t, n + 1);
 	bool more = true;
@@ -17,6 +18,7 @@ rest_lengths(Arena *a, const Language *l, int32_t *lo, int32_t *hi)
 		least[s] = l->accept[s] ? 0 : -1;
 	while (more) {
 		more = false;
+		build_work_of(b, n * nc / 8);
 		for (size_t s = n; s-- > 0;)
 			for (size_t c = 0; c < nc; c++) {
 				int32_t t = l->next[s * nc + c];
@@ -33,6 +35,7 @@ rest_lengths(Arena *a, const Language *l, int32_t *lo, int32_t *hi)
 		longest[s] = -1;
 	for (more = true; more;) {
 		more = false;
+		build_work_of(b, n * nc / 8);
 		for (size_t s = n; s-- > 0;) {
 			int32_t most = 0;
 			for (size_t c = 0; c < nc && longest[s] < 0 && most >= 0; c++) {
@@ -68,8 +71,9 @@ rest_lengths(Arena *a, const Language *l, int32_t *lo, int32_t *hi)
 /* Returns whether each state can end after every length between its shortest and longest
  * continuation. Only a window of lengths is checked. */
 static bool
-language_has_no_gaps(Arena *a, const Language *l)
+language_has_no_gaps(GrammarBuilder *b, const Language *l)
 {
+	Arena *a = b->a;
 	size_t n = (size_t)l->n, nc = (size_t)l->n_class;
 	size_t window = 2 * n + 2 < MAX_WINDOW ? 2 * n + 2 : MAX_WINDOW;
 	uint8_t *now = NEW(a, uint8_t, n + 1), *before = NEW(a, uint8_t, n + 1),
@@ -78,6 +82,7 @@ language_has_no_gaps(Arena *a, const Language *l)
 
 	memcpy(before, l->accept, n);
 	for (size_t k = 1; k <= window; k++) {
+		build_work_of(b, n * nc / 8);
 		for (size_t s = 0; s < n; s++) {
 			now[s] = 0;
 			for (size_t c = 0; c < nc && !now[s]; c++) {
@@ -243,12 +248,12 @@ language_expr(GrammarBuilder *b, const Language *l, int32_t min, int32_t max, Re
 		return graph_of(b, l, flags);
 	int32_t *lo = NEW(b->a, int32_t, (size_t)l->n + 1),
 	        *hi = NEW(b->a, int32_t, (size_t)l->n + 1);
-	rest_lengths(b->a, l, lo, hi);
+	rest_lengths(b, l, lo, hi);
 	bool some = lo[0] >= 0 && (max < 0 || lo[0] <= max) && (hi[0] < 0 || hi[0] >= min);
 	bool empty = l->accept[0] && min == 0;
 	if (!l->accept[0] && min <= lo[0])
 		min = 0; /* min has no effect: the language has no shorter string */
-	if (min > 0 && max >= 0 && !language_has_no_gaps(b->a, l)) {
+	if (min > 0 && max >= 0 && !language_has_no_gaps(b, l)) {
 		if (!unroll(b->a, l, min, max, &all))
 			return NULL;
 		return all.n ? graph_of(b, &all, flags) : expr_none(b);

@@ -7,6 +7,7 @@
 enum {
 	MAX_NODES = 20000,    /* nodes of one NFA */
 	MAX_DFA = 4000,       /* states of the intersection */
+	MAX_TABLE = 1 << 21,  /* states of the intersection times classes of characters */
 	MAX_STEPS = 3 << 19,  /* NFA nodes visited for one intersection */
 	MAX_ALL = 1 << 23,    /* NFA nodes visited for all intersections of a grammar */
 	MAX_ITEMS = 1 << 20,  /* NFA nodes in all states of the intersection */

@@ -133,6 +133,7 @@ read_other(GrammarBuilder *b, const char *name, Range **out)
 
 	if (!other_pattern(name, pattern, sizeof pattern))
 		return 0;
+	build_work_of(b, N_CHAR);
 	pcre2_code *re = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_UTF,
 	                               &error, &where, NULL);
 	if (!re)

@@ -13,7 +13,13 @@
 #include "base/utf8.h"
 #include "grammar/schema.h"
 
-enum { MAX_VALUES = 400000, MAX_COUNT = 1000000, PATH_END = 8, MAX_KEY = 80 };
+enum {
+	MAX_VALUES = 400000,
+	MAX_KEPT = 1000000, /* members and items of the schemas that merges make */
+	MAX_COUNT = 1000000,
+	PATH_END = 8,
+	MAX_KEY = 80
+};
 
 const char *
 schema_path(Schema *s, const Path *p)
@@ -52,18 +58,30 @@ schema_fail(Schema *s, const Path *p, const char *keyword, const char *fmt, ...)
 	           keyword ? keyword : "", why);
 }
 
+/* Bounds the memory of schemas that merges and negations make. */
+static void
+count_kept(Schema *s, size_t n)
+{
+	build_work_of(s->b, n);
+	s->n_kept += n;
+	if (s->n_kept > MAX_KEPT)
+		schema_fail(s, NULL, NULL, "merging its parts takes too much memory");
+}
+
 json_t *
 schema_keep(Schema *s, json_t *v)
 {
 	if (!v)
 		arena_out(s->b->a);
 	json_hold(s->b->a, v);
+	count_kept(s, 1 + json_object_size(v) + json_array_size(v));
 	return v;
 }
 
 void
 schema_set(Schema *s, json_t *o, const char *key, const json_t *v)
 {
+	count_kept(s, 1);
 	if (json_object_set(o, key, schema_mutable(v)) != 0)
 		arena_out(s->b->a);
 }
@@ -71,6 +89,7 @@ schema_set(Schema *s, json_t *o, const char *key, const json_t *v)
 void
 schema_add(Schema *s, json_t *list, const json_t *v)
 {
+	count_kept(s, 1);
 	if (json_array_append(list, schema_mutable(v)) != 0)
 		arena_out(s->b->a);
 }

@@ -20,7 +20,7 @@ typedef struct Ref {
 	struct Ref *next;
 } Ref;
 typedef struct StaticRef StaticRef; /* schema_ref.c */
-typedef struct SchemaPair { /* schemas a and b as one */
+typedef struct SchemaPair {         /* schemas a and b as one */
 	const json_t *a, *b;
 	json_t *both;
 	struct SchemaPair *next;
@@ -46,8 +46,8 @@ typedef struct Schema {
 	const json_t *inside; /* schema whose rule is being built */
 	const OpenSchema *open;
 	int depth;
-	size_t n_values, n_merged, n_asked, n_fits, n_checked,
-	    n_exclusive;     /* work counters, all bounded */
+	size_t n_values, n_merged, n_asked, n_fits, n_checked, n_exclusive,
+	    n_kept;          /* work counters, all bounded */
 	int32_t string_tail; /* rule for the rest of a string; -1: not built */
 	int asked;           /* > 0: a schema is examined only, not built */
 	int ones;            /* nesting depth of oneOf lists being checked */
@@ -196,8 +196,8 @@ const json_t *schema_without_conditions(Schema *s, const json_t *v);
 /* Returns `out` together with not, if and dependencies of v, which become anyOf. */
 const json_t *schema_conditions(Schema *s, const json_t *out, const json_t *v, const Path *p,
                                 int depth);
-/* Estimates the number of alternatives of a schema once it is merged. */
-size_t schema_ways(Schema *s, const json_t *v, const Path *p, int depth);
+/* Estimates the number of alternatives of a schema once it is merged, up to some thousands. */
+size_t schema_ways(Schema *s, const json_t *v, const Path *p);
 /* overlap [n * n]: T_ types that pairs of the options may have in common */
 const json_t *schema_exclusive(Schema *s, const json_t *list, const uint8_t *overlap,
                                const Path *p);

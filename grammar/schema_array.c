@@ -11,7 +11,7 @@ enum {
 	MAX_DISTINCT = 20000, /* positions and counts, clamped before they are multiplied */
 };
 
-/* Adds the values of a list that a schema accepts, each once. */
+/* Adds the values of a list that a schema accepts, each once, up to one more than MAX_UNIQUE. */
 static void
 add_values(Schema *s, json_t *out, const json_t *list, const json_t *rest, const Path *p)
 {
@@ -19,6 +19,8 @@ add_values(Schema *s, json_t *out, const json_t *list, const json_t *rest, const
 	size_t i, k;
 
 	json_array_foreach (schema_mutable(list), i, v) {
+		if (json_array_size(out) > MAX_UNIQUE)
+			return;
 		bool known = !schema_accepts(s, v, rest, p);
 		for (k = 0; k < json_array_size(out); k++)
 			known |= schema_equal(v, json_array_get(out, k));

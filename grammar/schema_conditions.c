@@ -12,6 +12,8 @@ enum {
 	MAX_WAYS = 64,
 	MAX_EXCLUSIVE = 1000,
 	MAX_WAYS_DEPTH = 12,
+	MAX_WAYS_VISITS = 20000,
+	MANY_WAYS = 4096, /* above all limits */
 };
 
 static const json_t *
@@ -177,8 +179,15 @@ schema_conditions(Schema *s, const json_t *out, const json_t *v, const Path *p, 
 	return out;
 }
 
-size_t
-schema_ways(Schema *s, const json_t *v, const Path *p, int depth)
+static size_t
+few_ways(size_t n)
+{
+	return n < MANY_WAYS ? n : MANY_WAYS;
+}
+
+/* Alternatives are counted up to MANY_WAYS, in at most `left` schemas. */
+static size_t
+count_ways(Schema *s, const json_t *v, const Path *p, int depth, int *left)
 {
 	static const char *const sums[] = { "anyOf", "oneOf" };
 	const json_t *one, *ref = json_object_get(v, "$ref");
@@ -186,16 +195,30 @@ schema_ways(Schema *s, const json_t *v, const Path *p, int depth)
 
 	if (depth > MAX_WAYS_DEPTH)
 		return 1;
+	build_work(s->b);
+	if (--*left < 0)
+		return MANY_WAYS;
 	for (int k = 0; k < 2; k++) {
 		size_t sum = 0;
 		json_array_foreach (json_object_get(v, sums[k]), i, one)
-			sum += schema_ways(s, one, p, depth + 1);
-		ways *= sum ? sum : 1;
+			if (sum < MANY_WAYS)
+				sum += count_ways(s, one, p, depth + 1, left);
+		ways = few_ways(ways * (sum ? sum : 1));
 	}
 	json_array_foreach (json_object_get(v, "allOf"), i, one)
-		if ((ways *= schema_ways(s, one, p, depth + 1)) > MAX_CONDITIONS * MAX_CONDITIONS)
-			return ways;
-	return ref ? ways * schema_ways(s, schema_target(s, ref, p), p, depth + 1) : ways;
+		if (ways < MANY_WAYS)
+			ways = few_ways(ways * count_ways(s, one, p, depth + 1, left));
+	if (ref && ways < MANY_WAYS)
+		ways = few_ways(ways * count_ways(s, schema_target(s, ref, p), p, depth + 1, left));
+	return ways;
+}
+
+size_t
+schema_ways(Schema *s, const json_t *v, const Path *p)
+{
+	int left = MAX_WAYS_VISITS;
+
+	return count_ways(s, v, p, 0, &left);
 }
 
 /* Options of a oneOf that overlap become disjoint by excluding the other ones; NULL: the negation
@@ -216,7 +239,7 @@ schema_exclusive(Schema *s, const json_t *list, const uint8_t *overlap, const Pa
 			    schema_negated_of(s, json_array_get(list, k), overlap[i * n + k], p);
 			if (!other)
 				return NULL;
-			ways *= schema_ways(s, other, p, 0);
+			ways *= schema_ways(s, other, p);
 			if (ways > MAX_WAYS && !s->b->opt.strict)
 				return NULL;
 			x = all_of_two(s, x, other);

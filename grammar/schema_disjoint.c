@@ -172,6 +172,7 @@ members_disjoint(Schema *s, const json_t *a, const json_t *b, const Path *p, int
 
 	json_array_foreach ((json_t *)(uintptr_t)list, i, v) {
 		const char *name = json_string_value(v);
+		build_work_of(s->b, json_array_size(json_object_get(b, "required")));
 		if (!name)
 			continue;
 		const json_t *mine = schema_member(s, a, name, p, 0),

@@ -51,10 +51,7 @@ add_choice(Carriers *c)
 	schema_set(s, o, HELD, held);
 	schema_set(s, o, "required", required);
 	schema_set(s, o, FOUND_MEMBERS, found);
-	if (json_array_size(c->out) >= MAX_CHOICES)
-		c->failed = true;
-	else
-		schema_add(s, c->out, o);
+	schema_add(s, c->out, o);
 }
 
 static bool
@@ -72,7 +69,10 @@ choose_carriers(Carriers *c, size_t g)
 	size_t i;
 
 	if (g == c->n_group) {
-		add_choice(c);
+		if (json_array_size(c->out) >= MAX_CHOICES)
+			c->failed = true;
+		else
+			add_choice(c);
 		return;
 	}
 	c->carrier[g] = NULL;
@@ -87,6 +87,8 @@ choose_carriers(Carriers *c, size_t g)
 			if (json_is_string(v) && !json_object_get(properties, json_string_value(v)))
 				schema_add(c->s, names, v);
 		json_array_foreach (names, i, v) {
+			if (c->failed)
+				return;
 			name = json_string_value(v);
 			bool taken = !fits_key(c, g, name);
 			for (size_t k = 0; k < g; k++)

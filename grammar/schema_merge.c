@@ -593,8 +593,10 @@ schema_flat(Schema *s, const json_t *v, const Path *p, int depth)
 	if (!ref && !all && !one && !json_object_get(v, "anyOf") && !schema_has_conditions(v))
 		return schema_plain(s, v, false);
 	/* in a schema that will be merged, the set of evaluated members is no longer known */
-	if (schema_hides_evaluated(v) ||
-	    (depth > 0 && (json_object_get(v, "anyOf") || one || schema_has_conditions(v)))) {
+	if ((json_object_get(v, "unevaluatedItems") ||
+	     json_object_get(v, "unevaluatedProperties")) &&
+	    (schema_hides_evaluated(v) ||
+	     (depth > 0 && (json_object_get(v, "anyOf") || one || schema_has_conditions(v))))) {
 		schema_not_enforced(s, v, "unevaluatedItems", p);
 		schema_not_enforced(s, v, "unevaluatedProperties", p);
 	}

@@ -1,6 +1,7 @@
 /* Negations of schemas. Each is an anyOf of schemas, one per way to break a keyword. They use keys
  * that only restrict values (HELD, SOME_MEMBERS, COUNTS), so that what is evaluated or listed does
  * not depend on them. */
+#include <math.h>
 #include <string.h>
 
 #include "base/json.h"
@@ -42,8 +43,9 @@ other_types(Schema *s, int types)
 static const json_t *
 number(Schema *s, double v)
 {
-	return schema_keep(s,
-	                   v == (double)(json_int_t)v ? json_integer((json_int_t)v) : json_real(v));
+	const bool integer = fabs(v) < 0x1p62 && v == trunc(v);
+
+	return schema_keep(s, integer ? json_integer((json_int_t)v) : json_real(v));
 }
 
 /* A schema of one array or object, of the schemas of its parts. */
@@ -101,6 +103,8 @@ add_other_scalars(Schema *s, json_t *out, const json_t *list)
 		schema_set(s, o, "const", has[0] ? json_true() : json_false());
 		schema_add(s, out, o);
 	}
+	if (n_number > MAX_NUMBERS)
+		return false;
 	/* numbers below, between and above the listed ones */
 	json_array_foreach (schema_mutable(list), i, v) {
 		if (!json_is_any_number(v))
@@ -122,7 +126,7 @@ add_other_scalars(Schema *s, json_t *out, const json_t *list)
 		if (last)
 			schema_add(s, out, of_type(s, "number", "exclusiveMinimum", v));
 	}
-	return n_number <= MAX_NUMBERS;
+	return true;
 }
 
 static bool
@@ -228,9 +232,9 @@ add_member(Schema *s, json_t *out, const json_t *key, const json_t *value)
 /* Arrays in which the number of items of a range that match is limited. */
 static void
 add_count(Schema *s, json_t *out, const json_t *range, const json_t *item, const char *limit,
-          json_int_t n)
+          const json_t *n)
 {
-	json_t *count = schema_keep(s, json_pack("{s:O,s:I}", "item", item, limit, n));
+	json_t *count = schema_keep(s, json_pack("{s:O,s:O}", "item", item, limit, n));
 	static const char *const keys[] = { "from", "to" };
 
 	for (int i = 0; i < 2; i++)
@@ -251,7 +255,7 @@ add_other_item(Schema *s, json_t *out, size_t from, int to, const json_t *item, 
 	if (to >= 0)
 		schema_set(s, range, "to", schema_keep(s, json_integer(to)));
 	if (other && !json_is_false(other))
-		add_count(s, out, range, other, "min", 1);
+		add_count(s, out, range, other, "min", number(s, 1));
 	return other;
 }
 
@@ -355,9 +359,9 @@ add_other_count(Schema *s, json_t *out, const json_t *count)
 	const double min = json_number_of(json_object_get(count, "min"));
 
 	if (min > 0)
-		add_count(s, out, count, item, "max", (json_int_t)min - 1);
-	if (max)
-		add_count(s, out, count, item, "min", (json_int_t)json_number_of(max) + 1);
+		add_count(s, out, count, item, "max", number(s, min - 1));
+	if (json_is_any_number(max))
+		add_count(s, out, count, item, "min", number(s, json_number_of(max) + 1));
 }
 
 /* The keys to which additionalProperties of o applies. */
@@ -606,7 +610,7 @@ negated(Schema *s, const json_t *v, const Path *p, int depth)
 	*x = (Negation){ .v = v, .next = s->negation[k] };
 	s->negation[k] = x;
 	x->result = negate_object(s, v, p, depth);
-	if (x->result && schema_ways(s, x->result, p, 0) > max_ways(s))
+	if (x->result && schema_ways(s, x->result, p) > max_ways(s))
 		x->result = NULL;
 	x->done = true;
 	return x->result;

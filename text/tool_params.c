@@ -67,7 +67,8 @@ target_of(Resolver *r, const json_t *ref)
 static const json_t *
 ref_of(Resolver *r, const json_t *o)
 {
-	const json_t *ref = json_object_get(o, "$ref"), *dynamic = json_object_get(o, "$dynamicRef");
+	const json_t *ref = json_object_get(o, "$ref"),
+	             *dynamic = json_object_get(o, "$dynamicRef");
 
 	if (ref || !dynamic)
 		return ref;
@@ -187,8 +188,7 @@ member_types(Resolver *r, const json_t *o, const char *name, int depth)
 static const json_t *
 words_of(Resolver *r, const json_t *o, const char *name)
 {
-	const json_t *v = json_object_get(json_object_get(o, "properties"), name), *one,
-	             *ref;
+	const json_t *v = json_object_get(json_object_get(o, "properties"), name), *one, *ref;
 	size_t i;
 
 	for (int k = 0; k < MAX_DEPTH && (ref = ref_of(r, v)); k++)

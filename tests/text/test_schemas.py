@@ -18,6 +18,7 @@ import jsonschema
 import pytest
 
 import llmc
+from waiting import HANG
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -758,9 +759,9 @@ NAMED += [
         "$defs": {"b": {"$id": "b", "$ref": "c"}, "c": {"$id": "c", "type": "null"}},
         "items": {"$ref": "b"},
     },
-]
     {"$dynamicAnchor": "n", "type": "array", "items": {"$dynamicRef": "#n", "minItems": 1}},
     {"$dynamicAnchor": "n", "maxItems": 1, "items": {"not": {"$dynamicRef": "#n"}}},
+]
 
 
 @pytest.mark.parametrize("schema", NAMED, ids=lambda s: json.dumps(s)[:70])
@@ -768,7 +769,6 @@ def test_references_by_identifier_are_those_of_jsonschema(schema):
     check({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, VALUES)
 
 
-@pytest.mark.parametrize("ref", ["q.json", "http://y/p.json", "#k", "p.json#j", "//x/q.json"])
 @pytest.mark.parametrize("where", ["$id of a part", "$ref"])
 def test_long_identifiers_do_not_match_others(where):
     long = "a" * 5000
@@ -778,6 +778,7 @@ def test_long_identifiers_do_not_match_others(where):
         llmc.Grammar(None, "json_schema", schema)
 
 
+@pytest.mark.parametrize("ref", ["q.json", "http://y/p.json", "#k", "p.json#j", "//x/q.json"])
 def test_references_out_of_the_document_are_errors(ref):
     schema = {"$id": "http://x/a.json", "$defs": {"p": PART}, "$ref": ref}
     with pytest.raises(llmc.Error, match=r"#/\$ref: .* (outside|does not exist)"):
@@ -834,6 +835,53 @@ def test_word_boundaries_are_those_of_python(pattern):
             for x in itertools.product("ab-_", repeat=n):
                 found = bool(oracle.search("".join(x)))
                 assert (accepts(g, "".join(x)) if g else False) == found, x
+
+
+def chain(keyword):
+    """Each of nine schemas has the next one a hundred times."""
+    parts = {f"a{i}": {keyword: [{"$ref": f"#/$defs/a{i + 1}"}] * 100} for i in range(8)}
+    return {**parts, "a8": {"type": "string"}}
+
+
+LETTERS = "".join(chr(0x4E00 + i) for i in range(3500))
+WIDE = {f"p{i}": {"type": "integer"} for i in range(300)}
+# the work grows as a power of the size, or in each use of a part
+LARGE = {
+    "alternatives of a negation": {"not": {"not": {"$ref": "#/$defs/a0"}}, "$defs": chain("anyOf")},
+    "parts of a negation": {"not": {"not": {"$ref": "#/$defs/a0"}}, "$defs": chain("allOf")},
+    "required members": {
+        "type": "object",
+        "properties": WIDE,
+        "additionalProperties": True,
+        "allOf": [{"not": {"propertyNames": {"pattern": f"^q{k}"}}} for k in range(5)],
+    },
+    "excluded numbers": {"not": {"enum": list(range(50000))}},
+    "values of an array": {"uniqueItems": True, "items": {"enum": list(map(str, range(50000)))}},
+    "merged members": {"properties": WIDE, "allOf": [{"minProperties": 0}] * 15000},
+    "a long base": {
+        "$id": f"http://x/{'a' * 300000}/",
+        "properties": {f"p{i}": {"$id": f"r{i}"} for i in range(10000)},
+        "items": {"$ref": "#/properties/p1"},
+    },
+    "anchors": {
+        "$defs": {f"d{i}": {"$anchor": f"z{i}"} for i in range(3000)},
+        "properties": {f"p{i}": {"$ref": f"#z{i}"} for i in range(3000)},
+    },
+    "classes of characters": {"not": {"pattern": f"^{LETTERS}$"}},
+}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("name", LARGE)
+def test_the_work_for_a_schema_is_bounded(tmp_path, name, strict):
+    """The schema compiles or is an error, in less than 2 GiB."""
+    call = "import llmc, resource, sys; resource.setrlimit(resource.RLIMIT_AS, (1 << 31, 1 << 31))"
+    call += f"\ntry: llmc.Grammar(None, 'json_schema', open(sys.argv[1]).read(), strict={strict})"
+    call += "\nexcept llmc.Error as e: assert 'out of memory' not in str(e)"
+    path = tmp_path / "schema.json"
+    path.write_text(json.dumps(LARGE[name]))
+    env = {**os.environ, "PYTHONPATH": str(pathlib.Path(llmc.__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", call, str(path)], check=True, timeout=HANG, env=env)
 
 
 def test_booleans_are_listed_values():
