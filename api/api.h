@@ -53,8 +53,8 @@ struct llmc_model {
 	bool no_weights, no_fit, cache_packed; /* as in llmc_options */
 	int64_t host_memory;
 	bool unfused; /* one step per op of the graph, for probes */
-	bool
-	    in_cache; /* artifact is a folder of the cache or `temporary`, which only llmc writes */
+	/* artifact is a folder of the cache or `temporary`, which only llmc writes */
+	bool in_cache;
 	bool skip_built; /* the artifact's built kernels are not trusted */
 	int n_threads;
 	int gpu; /* index of the first GPU; -1: none */

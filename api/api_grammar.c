@@ -31,8 +31,8 @@ make(const llmc_tokenizer *t, TokenVocab **out, llmc_error *err)
 		if (!llmc_token_text(t, i))
 			continue;
 		tok[i].special = llmc_token_is_special(t, i);
-		if (llmc_token_bytes(t, i, bytes, sizeof bytes, &need, NULL) ==
-		    LLMC_OK) { /* longer tokens are never allowed */
+		if (llmc_token_bytes(t, i, bytes, sizeof bytes, &need, NULL) == LLMC_OK) {
+			/* tokens longer than `bytes` keep n == 0: they are never allowed */
 			tok[i].n = (uint32_t)need;
 			strbuf_add(&all, bytes, need);
 		}

@@ -35,8 +35,8 @@ void arena_defer(Arena *a, void (*fn)(void *), void *p);
 void arena_done(Arena *a, void *p); /* runs the deferred call of p now and unregisters it */
 Strbuf *arena_strbuf(Arena *a);     /* released with the arena, or earlier by the caller */
 void arena_out(Arena *a) __attribute__((noreturn)); /* reports out of memory: longjmp to a->oom */
-void *arena_alloc(Arena *a, size_t n,
-                  size_t elem_bytes); /* zeroed, 16-byte aligned; checks n * elem_bytes */
+/* zeroed, 16-byte aligned; checks n * elem_bytes */
+void *arena_alloc(Arena *a, size_t n, size_t elem_bytes);
 char *arena_strdup(Arena *a, const char *s);
 char *arena_strndup(Arena *a, const char *s, size_t n); /* copies n bytes and adds a NUL */
 char *arena_printf(Arena *a, const char *fmt, ...) __attribute__((format(printf, 2, 3)));

@@ -6,8 +6,8 @@
 #include <time.h>
 
 double clock_now(void); /* seconds */
-void clock_after(struct timespec *t,
-                 int ms); /* absolute time `ms` milliseconds from now, for timed waits */
+/* absolute time `ms` milliseconds from now, for timed waits */
+void clock_after(struct timespec *t, int ms);
 /* initialises c so that timed waits on it take times of clock_after */
 void clock_cond_init(pthread_cond_t *c);
 

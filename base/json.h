@@ -11,8 +11,8 @@
 
 #include "base/arena.h"
 
-void json_str(Strbuf *b, const char *s,
-              size_t n); /* quoted and escaped; bytes that are not UTF-8 become U+FFFD */
+/* quoted and escaped; bytes that are not UTF-8 become U+FFFD */
+void json_str(Strbuf *b, const char *s, size_t n);
 void json_num(Strbuf *b, double v, int digits); /* like number_text; null if not finite */
 /* printf for JSON: %s writes a quoted string (NULL: null), %d and %lld write integers, %g writes a
  * number of at most nine digits. Other characters are copied unchanged. */
@@ -48,8 +48,8 @@ json_t *json_read(Arena *a, const char *text, size_t n, size_t flags, json_error
  * *real: it has a fraction or an exponent. json_number_syntax: all of s is a number. */
 size_t json_number_length(const char *s, size_t n, bool *real);
 bool json_number_syntax(const char *s, size_t n);
-const char *json_text_of(const json_t *o,
-                         const char *key); /* the string value of a key; "" if it has none */
+/* the string value of a key; "" if it has none */
+const char *json_text_of(const json_t *o, const char *key);
 const char *json_string_of(const json_t *o, const char *key); /* the same, but NULL */
 
 #endif

@@ -19,8 +19,8 @@ const char *human_bytes(double bytes, char buf[32]);
  * The spelling is that of floats in Python's repr and JSON: 1.0, 0.0001, 1e-05, 1.5e+16; nan, inf,
  * -inf. */
 void number_text(char out[NUMBER_SIZE], double v, int digits);
-void number_plain(char out[NUMBER_SIZE], double v,
-                  int digits); /* like number_text, but integers have no point */
+/* like number_text, but integers have no point */
+void number_plain(char out[NUMBER_SIZE], double v, int digits);
 
 /* Return the double with the fewest decimal digits that rounds to v: 0.6 for 0.6f. */
 double number_of_float(float v);

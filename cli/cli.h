@@ -440,16 +440,14 @@ llmc_status token_source_open(Common *c, llmc_model *m, const char *path, const 
                               llmc_limits *lim, TokenSource *out, llmc_error *err);
 llmc_status token_source_run(TokenSource *s, const int32_t *tok, size_t n_tok, const llmc_params *p,
                              llmc_token_fn on_token, void *user, llmc_result *res, llmc_error *err);
-void token_source_drafts(const TokenSource *s, char *buf,
-                         /* writes the end of a status line: accepted draft tokens; empty without a
-                          * draft model */
-                         size_t cap);
+/* writes the end of a status line: accepted draft tokens; empty without a draft model */
+void token_source_drafts(const TokenSource *s, char *buf, size_t cap);
 void token_source_close(TokenSource *s);
 
 /* Parse "1,2,3" into ids; false on anything else. *ids is malloc'd. */
 bool parse_ids(const char *text, int32_t **ids, size_t *n);
-bool write_npy(const char *path, const float *x, size_t rows,
-               size_t cols); /* NumPy's .npy, format 1.0 */
+/* NumPy's .npy, format 1.0 */
+bool write_npy(const char *path, const float *x, size_t rows, size_t cols);
 bool parse_sizes(const char *text, int32_t *v, size_t cap, size_t *n);
 /* Read a file, or stdin for "-"; prints an error and returns NULL on failure. */
 char *read_all(const char *path, size_t *n);

@@ -6,10 +6,8 @@
 #include "compiler/graph.h"
 
 typedef struct ArtifactFile {
-	const char
-	    /* for example "plan-cpu-v3.json", "kernels/head.1f3a9c.c",
-	     * "kernels/common/llmc_step.h" */
-	    *path;
+	/* for example "plan-cpu-v3.json", "kernels/head.1f3a9c.c", "kernels/common/llmc_step.h" */
+	const char *path;
 	const char *text;
 	size_t size;
 } ArtifactFile;
@@ -17,8 +15,8 @@ typedef struct ArtifactFile {
 typedef struct Compiled {
 	Plan *plan;
 	size_t n_file;
-	ArtifactFile
-	    *file; /* sorted by path; model.yaml, plan-<target>.json, plan-<target>.txt, kernels/ */
+	/* sorted by path; model.yaml, plan-<target>.json, plan-<target>.txt, kernels/ */
+	ArtifactFile *file;
 	const char *plan_text; /* contents of plan-<target>.txt */
 } Compiled;
 

@@ -126,18 +126,17 @@ typedef struct DtypeGroup {
 int dtype_kind(Dtype d);
 const DtypeInfo *dtype_info(Dtype d); /* d must be valid */
 DtypeGroup dtype_group(Dtype d);
-Dtype
-dtype_regroup(Dtype d,
-              int columns);   /* Returns the type like d with groups of `columns`; DT_NONE: none */
-bool dtype_is_float(Dtype d); /* f32, f16, bf16 */
+/* Returns the type like d with groups of `columns`; DT_NONE: none */
+Dtype dtype_regroup(Dtype d, int columns);
+bool dtype_is_float(Dtype d);            /* f32, f16, bf16 */
 bool dtype_row_factor(Dtype d);          /* does every block of a row begin with the same factor? */
 const float *dtype_codes(DtypeValues v); /* [16] for VALUES_NF4 and VALUES_FP4; NULL: others */
 const char *dtype_text(Dtype d);
 Dtype dtype_from_text(const char *text); /* DT_NONE: unknown */
 Dtype dtype_from_ggml(uint32_t type);
 Dtype dtype_from_safetensors(const char *name, size_t n);
-const char *
-ggml_type_name(uint32_t type); /* for errors; includes types llmc does not read; NULL: unknown */
+/* for errors; includes types llmc does not read; NULL: unknown */
+const char *ggml_type_name(uint32_t type);
 /* Bytes of n elements in one row; -1 if n is not a multiple of the block size or the size
  * overflows. */
 int64_t dtype_row_bytes(Dtype d, int64_t n_elems);

@@ -80,8 +80,8 @@ typedef struct GgufRaw {
 GgufRaw gguf_raw_at(const Gguf *g, size_t i);
 size_t gguf_n_keys(const Gguf *g);
 const char *gguf_key_at(const Gguf *g, size_t i);
-bool gguf_type(const Gguf *g, const char *key, GgufType *type, GgufType *elem,
-               size_t *count);                               /* count 1 unless array */
+/* count 1 unless array */
+bool gguf_type(const Gguf *g, const char *key, GgufType *type, GgufType *elem, size_t *count);
 bool gguf_int(const Gguf *g, const char *key, int64_t *out); /* any integer or bool type */
 bool gguf_num(const Gguf *g, const char *key, double *out);  /* any number type or bool */
 bool gguf_str(const Gguf *g, const char *key, GgufStr *out);

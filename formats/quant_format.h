@@ -54,14 +54,14 @@ typedef struct QuantFormatMatrix {
 	bool divides;                /* values are divided by scales */
 	float whole;                 /* factor of the whole tensor */
 	const uint8_t *column_group; /* I32: group of each column; NULL: consecutive columns */
-	const float
-	    *column_scale; /* [cols] factor that x is multiplied by before the matrix; NULL: 1 */
-	bool indexed;      /* the file lists the group of each column, consecutive or not */
+	/* [cols] factor that x is multiplied by before the matrix; NULL: 1 */
+	const float *column_scale;
+	bool indexed; /* the file lists the group of each column, consecutive or not */
 	/* [cols] column order[j] of the matrix is stored at column j of the blocks; NULL: column
 	 * j */
 	const float *order;
-	const float
-	    *factor; /* [cols] factor of stored column j that blocks do not include; NULL: none */
+	/* [cols] factor of stored column j that blocks do not include; NULL: none */
+	const float *factor;
 	/* xor'ed with codes, and with zero points if packed: two's complement to offset binary */
 	int flip;
 	int middle; /* code of value 0 if there are no zero points */

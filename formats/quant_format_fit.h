@@ -44,8 +44,8 @@ const char *quant_format_module(const QuantFormats *s, const Node *form, const c
 bool quant_format_type_fits(const char *want, const char *have);
 llmc_status quant_format_shape_bad(const Fit *f, const QuantFormatPlane *p, const char *want);
 bool quant_format_flag(const Node *map, const char *key); /* true if the key is true */
-const char *quant_format_text(const Node *map,
-                              const char *key); /* NULL: no such key, or not a scalar */
+/* NULL: no such key, or not a scalar */
+const char *quant_format_text(const Node *map, const char *key);
 /* finds a tensor and adds it to the parts; false: no such tensor */
 bool quant_format_part(const Fit *f, const char *suffix, QuantFormatTensor *out);
 int quant_format_element_bits(const char *type);
@@ -63,11 +63,11 @@ llmc_status quant_format_flat(const Fit *f, QuantFormatMatrix *m);
 /* Reads groups that are stored one below the other, independent of rows (HQQ, quanto) */
 llmc_status quant_format_hqq(const Fit *f, QuantFormatMatrix *m);
 bool quant_format_hqq_row(const QuantFormatMatrix *m, int64_t row, void *dst);
-float quant_format_number(const char *type, const uint8_t *data,
-                          int64_t i); /* type: F16, BF16 or F32 */
-bool quant_format_ggml_row(const QuantFormatMatrix *m, int64_t row,
-                           uint8_t *to); /* quant_format_row for m->ggml */
-bool quant_format_flat_row(const QuantFormatMatrix *m, int64_t row,
-                           void *dst); /* quant_format_row for m->flat */
+/* type: F16, BF16 or F32 */
+float quant_format_number(const char *type, const uint8_t *data, int64_t i);
+/* quant_format_row for m->ggml */
+bool quant_format_ggml_row(const QuantFormatMatrix *m, int64_t row, uint8_t *to);
+/* quant_format_row for m->flat */
+bool quant_format_flat_row(const QuantFormatMatrix *m, int64_t row, void *dst);
 
 #endif

@@ -37,8 +37,8 @@ void safetensors_hold(Arena *a, Safetensors *s); /* the arena closes s, which ma
 /* quant_method of config.json; NULL: no quantization_config, "": no name */
 const char *safetensors_quant_format(const Safetensors *s);
 const char *safetensors_quant_activations(const Safetensors *s); /* quant_formats_activations */
-const char *safetensors_quant_formats_known(
-    const Safetensors *s); /* supported formats, "gptq, awq, ..."; NULL: no format was looked up */
+/* supported formats, "gptq, awq, ..."; NULL: no format was looked up */
+const char *safetensors_quant_formats_known(const Safetensors *s);
 size_t safetensors_n(const Safetensors *s);
 const StTensor *safetensors_at(const Safetensors *s, size_t i);
 const StTensor *safetensors_find(const Safetensors *s, const char *name);

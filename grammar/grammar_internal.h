@@ -148,8 +148,8 @@ Expr *expr_token(GrammarBuilder *b, int32_t id);
 void expr_push(GrammarBuilder *b, ExprList *l, Expr *x);
 /* makes a rule, whose body the caller sets in b->rule[] later */
 int32_t rule_new(GrammarBuilder *b);
-void expr_rule_name(GrammarBuilder *b, int32_t rule,
-                    const char *name); /* sets the location and name that errors show */
+/* sets the location and name that errors show */
+void expr_rule_name(GrammarBuilder *b, int32_t rule, const char *name);
 Expr *expr_none(GrammarBuilder *b);
 Expr *expr_empty(GrammarBuilder *b);
 
@@ -187,8 +187,8 @@ Expr *schema_of(GrammarBuilder *b, const json_t *schema, const json_t *root, con
 /* Builds the members of an object in b->style, without braces. */
 Expr *schema_arguments(GrammarBuilder *b, const json_t *schema, const char *path);
 Expr *choice_read(GrammarBuilder *b, const char *s, size_t n);
-Expr *kind_read(GrammarBuilder *b, llmc_grammar_kind kind, const char *s,
-                size_t n); /* grammar_open.c: calls the reader of the given kind */
+/* grammar_open.c: calls the reader of the given kind */
+Expr *kind_read(GrammarBuilder *b, llmc_grammar_kind kind, const char *s, size_t n);
 Expr *structural_tags_read(GrammarBuilder *b, const char *s, size_t n);
 /* Matches a fixed string, in which names of special tokens stand for these tokens. */
 Expr *mark_text(GrammarBuilder *b, const char *s);
@@ -219,8 +219,8 @@ Expr *json_braces(GrammarBuilder *b, Expr *members, bool arguments);
 Expr *json_comma(GrammarBuilder *b, bool arguments);
 Expr *json_bare_key(GrammarBuilder *b);
 Expr *json_name(GrammarBuilder *b, const char *name, size_t n); /* key of an object */
-Expr *json_items(GrammarBuilder *b, const ExprList *first, Expr *rest, int32_t min,
-                 int32_t max);                                 /* [ ... ] */
+/* [ ... ] */
+Expr *json_items(GrammarBuilder *b, const ExprList *first, Expr *rest, int32_t min, int32_t max);
 Expr *json_key(GrammarBuilder *b, const char *name, size_t n); /* "name": */
 Expr *json_quoted(GrammarBuilder *b, const char *s, size_t n);
 /* number_range.c: |bound| as decimal digits */
@@ -285,8 +285,8 @@ typedef struct Automaton {
 	bool has_tokens;
 } Automaton;
 
-llmc_status automaton_make(GrammarBuilder *b, Expr *root, Automaton *out,
-                           llmc_error *err); /* allocates the arrays with malloc */
+/* allocates the arrays with malloc */
+llmc_status automaton_make(GrammarBuilder *b, Expr *root, Automaton *out, llmc_error *err);
 void automaton_release(Automaton *m);
 
 /* ---- the vocabulary (vocabulary.c) ---- */
@@ -409,8 +409,8 @@ void grammar_fault(Grammar *g, llmc_status status, const char *fmt, ...)
 void tables_release(Tables *t);
 size_t tables_bytes(const Grammar *g);
 int32_t set_start(Grammar *g);
-int32_t set_step(Grammar *g, int32_t s,
-                 int cls); /* sets g->touched if the step depended on frames below the cut */
+/* sets g->touched if the step depended on frames below the cut */
+int32_t set_step(Grammar *g, int32_t s, int cls);
 int32_t set_token(Grammar *g, int32_t s, int32_t id);
 int32_t set_canon(Grammar *g, int32_t s, int slice);
 int32_t set_cut(Grammar *g, int32_t s);

@@ -121,8 +121,8 @@ grammar_open(TokenVocab *l, llmc_grammar_kind kind, const char *text, size_t n,
 		status = compile(g, &a, kind, text, n, &own, nothing, &why);
 		arena_release(&a);
 	}
-	if (status ==
-	    LLMC_OK) { /* build the first set now, to reject a grammar that matches nothing */
+	if (status == LLMC_OK) {
+		/* build the first set now, to reject a grammar that matches nothing */
 		pthread_mutex_lock(&g->lock);
 		g->err = &why;
 		if (setjmp(g->fault))

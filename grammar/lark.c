@@ -327,8 +327,8 @@ repeated(Lark *g, Expr *x, bool nested)
 			x = expr_rep(g->r.b, x, 1, -1);
 		} else if (rules_take(&g->r, '?')) {
 			x = expr_rep(g->r.b, x, 0, 1);
-		} else if (rules_peek(&g->r) == '~' ||
-		           rules_peek(&g->r) == '{') { /* {m,n}, which llguidance adds to Lark */
+		} else if (rules_peek(&g->r) == '~' || rules_peek(&g->r) == '{') {
+			/* {m,n}, which llguidance adds to Lark */
 			size_t at = g->r.at;
 			bool brace = g->r.s[g->r.at++] == '{';
 			blanks(g, false);

@@ -27,8 +27,8 @@ typedef struct RuleReader {
 int rules_line(RuleReader *g, size_t at);
 void rules_wrong(RuleReader *g, size_t at, const char *fmt, ...)
     __attribute__((noreturn, format(printf, 3, 4)));
-RuleName *rules_name(RuleReader *g, const char *s,
-                     size_t n); /* creates an unknown name without a body */
+/* creates an unknown name without a body */
+RuleName *rules_name(RuleReader *g, const char *s, size_t n);
 uint32_t rules_hex(RuleReader *g, int digits);
 
 static inline char

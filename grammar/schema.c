@@ -32,8 +32,8 @@ schema_path(Schema *s, const Path *p)
 		up[n++] = p;
 	strbuf_putc(out, '#');
 	for (int i = n - 1; i >= 0; i--) {
-		if (n > 2 * PATH_END &&
-		    i == n - 1 - PATH_END) { /* omit the middle of a long path */
+		if (n > 2 * PATH_END && i == n - 1 - PATH_END) {
+			/* omit the middle of a long path */
 			strbuf_puts(out, "/...");
 			i = PATH_END - 1;
 		}

@@ -161,8 +161,8 @@ bool schema_constrains(const json_t *o, const char *but);
 const json_t *schema_without(Schema *s, const json_t *o, const char *key);
 /* Returns an equivalent schema with $ref, allOf and oneOf merged in. */
 const json_t *schema_flat(Schema *s, const json_t *v, const Path *p, int depth);
-const json_t *schema_merge(Schema *s, const json_t *a, const json_t *b, const Path *p,
-                           int depth); /* merges two schemas: values must match both a and b */
+/* merges two schemas: values must match both a and b */
+const json_t *schema_merge(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth);
 /* Like schema_merge, for the schema of a part of a value: the merge is done when it is visited, so
  * that recursive schemas end. */
 const json_t *schema_merge_later(Schema *s, const json_t *a, const json_t *b, const Path *p,
@@ -175,8 +175,8 @@ const json_t *schema_unlisted(Schema *s, const json_t *o, const char *name, cons
                               int depth);
 /* Returns whether a name matches a regex of patternProperties. */
 bool schema_fits(Schema *s, const char *pattern, const char *name, const Path *p);
-void schema_not_enforced(Schema *s, const json_t *o, const char *key,
-                         const Path *p); /* fails if the schema is strict and has this keyword */
+/* fails if the schema is strict and has this keyword */
+void schema_not_enforced(Schema *s, const json_t *o, const char *key, const Path *p);
 int schema_types(Schema *s, const json_t *o, const Path *p); /* T_ bit mask */
 /* schema_check.c: whether a schema accepts a value; true if it cannot be decided. */
 bool schema_accepts(Schema *s, const json_t *v, const json_t *o, const Path *p);

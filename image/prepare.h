@@ -84,7 +84,7 @@ typedef struct ImageRules {
 	/* patch: side of a patch; temporal: copies of the frame in a row */
 	int32_t patch, temporal;
 	int32_t merge;       /* rows of a merge x merge square of patches are adjacent; 1: raster */
-	int32_t model_patch; /* the row is a square of so many patches per side (Gemma 4 Unified) */
+	int32_t model_patch; /* a row is model_patch x model_patch patches (Gemma 4 Unified: 3) */
 	bool channel_last;   /* row is [patch, patch, 3]; else [3, temporal, patch, patch] */
 
 	int32_t token_square;    /* patches per token and side */
@@ -109,8 +109,8 @@ typedef struct ImageRows {
 	float *value;      /* [n_row, row_elems]; NULL after image_measure */
 	int64_t n_row;     /* sum of grid_h * grid_w of all tiles */
 	int32_t row_elems; /* 3 * temporal * patch * patch */
-	int32_t
-	    *position; /* [n_row, 2]: y and x of each patch in its tile; NULL after image_measure */
+	/* [n_row, 2]: y and x of each patch in its tile; NULL after image_measure */
+	int32_t *position;
 	ImageTile *tile;
 	int32_t n_tile;
 	int32_t tiles_h, tiles_w; /* grid of the tiles, without the whole image; 0: not cut */

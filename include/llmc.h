@@ -114,8 +114,8 @@ typedef struct llmc_options {
 	 * none */
 	const char *weights;
 	const char *out_dir; /* folder for the generated artifact; NULL: the cache */
-	const char *const
-	    *set; /* overrides of the description, "key=value"; NULL-terminated, or NULL */
+	/* overrides of the description, "key=value"; NULL-terminated, or NULL */
+	const char *const *set;
 	/* default number of threads of the model's sessions, also used for packing; 0: physical
 	 * cores within the CPU quota */
 	int n_threads;
@@ -501,8 +501,8 @@ typedef enum llmc_finish {
 	LLMC_FINISH_DEADLINE, /* only with an engine */
 	LLMC_FINISH_COUNT,
 } llmc_finish;
-LLMC_API const char *
-llmc_finish_name(llmc_finish f); /* "length", "eos", "stop", "cancel", "token", "deadline" */
+/* "length", "eos", "stop", "cancel", "token", "deadline" */
+LLMC_API const char *llmc_finish_name(llmc_finish f);
 
 typedef struct llmc_result {
 	size_t size;
@@ -692,8 +692,8 @@ LLMC_API const char *llmc_token_text(const llmc_tokenizer *t, int32_t id);
  * For a special token they are its name. E_INPUT: there is no such id. */
 LLMC_API llmc_status llmc_token_bytes(const llmc_tokenizer *t, int32_t id, char *buf, size_t cap,
                                       size_t *need, llmc_error *err);
-LLMC_API bool llmc_token_is_special(const llmc_tokenizer *t,
-                                    int32_t id); /* whether skip_special omits the token */
+/* whether skip_special omits the token */
+LLMC_API bool llmc_token_is_special(const llmc_tokenizer *t, int32_t id);
 
 /* Tokens that mark the parts of a prompt whose middle is missing (fill-in-the-middle), as ids or
  * -1. The prompt is
@@ -836,9 +836,8 @@ typedef enum llmc_mark {
 	 * tools */
 	LLMC_MARK_SYSTEM,
 } llmc_mark;
-LLMC_API const char *
-llmc_calls_mark(const llmc_calls *c,
-                llmc_mark which); /* NULL: there is none; valid as long as the parser */
+/* NULL: there is none; valid as long as the parser */
+LLMC_API const char *llmc_calls_mark(const llmc_calls *c, llmc_mark which);
 /* Write a grammar of kind LLMC_GRAMMAR_PARTS that allows only calls of these tools, with arguments
  * that match the tool's schema. only: name of the one tool that is allowed; NULL: all are. E_INPUT:
  * there is no such tool, or the model's call format is unknown */
@@ -1024,8 +1023,8 @@ LLMC_API void llmc_matcher_reset(llmc_matcher *m); /* returns to the start of th
  * length */
 LLMC_API llmc_status llmc_seq_new(llmc_session *s, int32_t length_bound, llmc_seq *out,
                                   llmc_error *err);
-LLMC_API llmc_status llmc_seq_fork(llmc_session *s, llmc_seq from, llmc_seq *out,
-                                   llmc_error *err); /* the copy shares pages with the original */
+/* the copy shares pages with the original */
+LLMC_API llmc_status llmc_seq_fork(llmc_session *s, llmc_seq from, llmc_seq *out, llmc_error *err);
 /* Drop all positions from `len` on. E_RANGE: a window layer has freed positions that it would need
  * again (this never happens if `len` is at most 32 positions below the current length); or, in
  * models with RoPE positions of images or whose images attend to themselves, `len` is neither 0 nor

@@ -515,8 +515,8 @@ int64_t plan_extent_elems(const PlanExtent *e, const int64_t sym[SYM_COUNT]); /*
 /* Returns whether a (elements of a_bytes) is at most b (elements of b_bytes) for all values of the
  * symbols. */
 bool plan_extent_within(const PlanExtent *a, int64_t a_bytes, const PlanExtent *b, int64_t b_bytes);
-int64_t plan_slot_bytes(const Plan *p, int slot,
-                        const int64_t sym[SYM_COUNT]); /* a multiple of 256; -1: overflow */
+/* a multiple of 256; -1: overflow */
+int64_t plan_slot_bytes(const Plan *p, int slot, const int64_t sym[SYM_COUNT]);
 /* Returns whether m is a valid tensor map of an argument of k. */
 bool plan_map_fits(const PlanMap *m, const PlanKernel *k);
 /* Returns the kernel's library GEMM, or NULL. */
@@ -528,9 +528,8 @@ bool plan_paths_fit(const PlanKernel *k, const char **why);
 int64_t plan_tensor_bytes(const PlanTensor *t);
 /* Returns the bytes of the weights if each matrix were stored as `as` where that is smaller */
 int64_t plan_weights_as(const Plan *p, Dtype as);
-int64_t plan_source_row(
-    const PlanSource *s,
-    int64_t i); /* row of the file, or of its transposed view, that holds row i of the segment */
+/* row of the file, or of its transposed view, that holds row i of the segment */
+int64_t plan_source_row(const PlanSource *s, int64_t i);
 /* dtype in the file; DT_NONE: `stored` is not a type */
 Dtype plan_source_dtype(const PlanTensor *t, const PlanSource *s);
 /* Returns the weight bytes that a step with `rows` rows reads, each byte once. Of stacked experts

@@ -40,8 +40,8 @@ typedef struct Calibration Calibration;
 Calibration *calibration_new(const Plan *plan, Arena *a);
 int calibration_n(const Calibration *c);
 CalibrationInput *calibration_at(Calibration *c, int i);
-CalibrationInput *calibration_find(Calibration *c,
-                                   const char *tensor); /* NULL: no matmul uses the tensor */
+/* NULL: no matmul uses the tensor */
+CalibrationInput *calibration_find(Calibration *c, const char *tensor);
 /* Returns the segment of the model that input i belongs to. One run covers a whole segment, since
  * there is no boundary inside it. */
 int calibration_segment(const Calibration *c, int i);

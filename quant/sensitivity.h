@@ -8,8 +8,8 @@
 
 typedef struct Sensitivity {
 	const char *name; /* checkpoint tensor */
-	double
-	    energy; /* mean over its outputs of E (w x)^2 / |x|^2, assuming uncorrelated columns */
+	/* mean over its outputs of E (w x)^2 / |x|^2, assuming uncorrelated columns */
+	double energy;
 	/* result: nats of KL divergence per unit of relative error energy, extrapolated from small
 	 * errors; 0: no step uses it */
 	double cost;

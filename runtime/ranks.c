@@ -301,9 +301,8 @@ ranks_open(Session *s, llmc_error *err)
 			if (err)
 				*err = g->follower[k].err;
 		}
-	if (status == LLMC_OK && s->device->join &&
-	    /* join the ranks of each stage; stages communicate through this process only */
-	    s->plan->ranks > 1) {
+	/* join the ranks of each stage; stages communicate through this process only */
+	if (status == LLMC_OK && s->device->join && s->plan->ranks > 1) {
 		Session *rank[PLAN_MAX_RANKS] = { s };
 		for (int k = 0; k < n; k++)
 			rank[k + 1] = g->follower[k].session;

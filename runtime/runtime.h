@@ -16,8 +16,8 @@ typedef struct Session Session;
 
 typedef struct RuntimeOptions {
 	const char *artifact; /* folder with kernels/ (and aot/); NULL for target ref */
-	const char
-	    *weights; /* checkpoint file or folder; NULL: plan->weights relative to the artifact */
+	/* checkpoint file or folder; NULL: plan->weights relative to the artifact */
+	const char *weights;
 	/* threads per rank, also for packing and compiling; 0: topology_threads() divided by the
 	 * number of ranks */
 	int n_threads;
@@ -97,8 +97,8 @@ llmc_status runtime_build_aot(const Plan *plan, const char *artifact, llmc_log_f
  * are in use. */
 llmc_status runtime_adapter_load(Runtime *rt, const char *folder, double scale, int32_t *adapter,
                                  llmc_error *err);
-llmc_status runtime_adapter_drop(Runtime *rt, int32_t adapter,
-                                 llmc_error *err); /* E_RANGE: no adapter has this id */
+/* E_RANGE: no adapter has this id */
+llmc_status runtime_adapter_drop(Runtime *rt, int32_t adapter, llmc_error *err);
 /* Take a reference, which keeps the adapter until runtime_adapter_unref. E_RANGE: the adapter is
  * not loaded, or has been dropped. With `again`, a dropped adapter that is still referenced is
  * allowed. Adapter 0: does nothing. */
@@ -144,13 +144,11 @@ void session_seq_free(Session *s, llmc_seq q);
  * registered after each step. */
 llmc_status session_seq_save(Session *s, llmc_seq q, void *buf, size_t cap, size_t *need,
                              llmc_error *err);
-int64_t session_seq_bytes(Session *s,
-                          /* size of a saved sequence of len positions without its header; negative:
-                           * ranks are lost */
-                          int32_t len);
+/* size of a saved sequence of len positions without its header; negative: ranks are lost */
+int64_t session_seq_bytes(Session *s, int32_t len);
 llmc_status session_seq_load(Session *s, const void *buf, size_t n, llmc_seq *out, llmc_error *err);
-int32_t session_prefix_find(Session *s, llmc_seq q, const int32_t *tok,
-                            int32_t n_tok); /* number of positions found */
+/* number of positions found */
+int32_t session_prefix_find(Session *s, llmc_seq q, const int32_t *tok, int32_t n_tok);
 void session_prefix_keep(Session *s, llmc_seq q, const int32_t *tok);
 /* From now on also store pages of the prefix cache as files in dir, at most max_bytes of them
  * (kv/kv_disk.h). extra: further data that the values depend on. */

@@ -196,8 +196,9 @@ void status_tick(Server *s, double now); /* called on any event thread */
 
 /* server.c: also used by tests */
 struct SlotInit;
+/* opens a server with one model that is never closed */
 llmc_status server_open(const Backend *b, const llmc_serve_options *opt, Server **out,
-                        llmc_error *err); /* opens a server with one model that is never closed */
+                        llmc_error *err);
 llmc_status server_open_models(const struct SlotInit *init, int n, const llmc_serve_options *opt,
                                Server **out, llmc_error *err);
 int server_port(const Server *s);

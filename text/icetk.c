@@ -7,10 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#define ASK                                                                                        \
-	"\xe9\x97\xae\xef\xbc\x9a" /* "question", "answer" in Chinese, each with a full-width      \
-	                            * colon                                                        \
-	                            */
+/* "question" and "answer" in Chinese, each with a full-width colon */
+#define ASK "\xe9\x97\xae\xef\xbc\x9a"
 #define ANSWER "\xe7\xad\x94\xef\xbc\x9a"
 
 /* Rounds are numbered from `first`; `gap` separates their parts. If there is no earlier round, the

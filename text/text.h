@@ -42,12 +42,12 @@ typedef struct ByteSpan {
 
 /* ---- characters (unicode.c) ---- */
 
-ByteSpan utf8_sanitize(Arena *a, const char *s,
-                       size_t n); /* returns s if valid, else a copy with U+FFFD */
-bool cp_is_space(uint32_t cp);    /* White_Space */
-bool cp_is_word(uint32_t cp);     /* \w */
-bool cp_is_punct(uint32_t cp);    /* ASCII punctuation and category P */
-bool cp_is_numeric(uint32_t cp);  /* category N */
+/* returns s if valid, else a copy with U+FFFD */
+ByteSpan utf8_sanitize(Arena *a, const char *s, size_t n);
+bool cp_is_space(uint32_t cp);   /* White_Space */
+bool cp_is_word(uint32_t cp);    /* \w */
+bool cp_is_punct(uint32_t cp);   /* ASCII punctuation and category P */
+bool cp_is_numeric(uint32_t cp); /* category N */
 
 /* ---- maps (hash_map.c) ---- */
 
@@ -64,8 +64,8 @@ typedef struct PairMap { /* (a, b) -> rank and merged id */
 	int32_t *rank, *id;
 	size_t cap, n;
 } PairMap;
-void pairmap_put(PairMap *m, Arena *a, int32_t left, int32_t right, int32_t rank,
-                 int32_t id); /* the last value wins */
+/* the last value wins */
+void pairmap_put(PairMap *m, Arena *a, int32_t left, int32_t right, int32_t rank, int32_t id);
 bool pairmap_get(const PairMap *m, int32_t left, int32_t right, int32_t *rank, int32_t *id);
 
 typedef struct Trie {   /* byte trie; node 0 is the root */
@@ -292,12 +292,11 @@ llmc_status text_open_spm(const char *data, size_t n, const char *name, llmc_tok
 const int32_t *text_eos(const llmc_tokenizer *t, int32_t *n);
 int32_t text_bos(const llmc_tokenizer *t); /* -1: none */
 bool text_is_eos(const llmc_tokenizer *t, int32_t id);
-int32_t text_find(const llmc_tokenizer *t, const char *s,
-                  size_t n); /* id of a token string; -1: none */
-/* Renders a template. `name` is used in errors. */
+/* id of a token string; -1: none */
+int32_t text_find(const llmc_tokenizer *t, const char *s, size_t n);
+/* Renders a template. `name` is used in errors. *out is released with free(). */
 llmc_status text_render(const char *source, size_t n, const char *name, const char *vars_json,
-                        char **out, size_t *n_out,
-                        llmc_error *err); /* *out is released with free() */
+                        char **out, size_t *n_out, llmc_error *err);
 
 /* out NULL: only the syntax is checked. */
 llmc_status text_render_vars(const char *source, size_t n, const char *name, const json_t *vars,
@@ -351,19 +350,17 @@ llmc_status tokenizer_set_template(llmc_tokenizer *t, const char *what, llmc_err
 /* Last step of every loader: finds byte ids, builds the matcher of added tokens, and sets
  * limits. */
 llmc_status tokenizer_finish(llmc_tokenizer *t, llmc_error *err);
-llmc_status json_load_pipeline(llmc_tokenizer *t, json_t *root,
-                               llmc_error *err); /* vocab_pipeline.c */
+/* vocab_pipeline.c: loads the normalizer, pre-tokenizer and post-processor of tokenizer.json */
+llmc_status json_load_pipeline(llmc_tokenizer *t, json_t *root, llmc_error *err);
 
 /* ---- icetk's additions to sentencepiece (icetk.c) ---- */
 
 enum { ICE_BLANKS = 80 }; /* longest run of spaces for which there is a token */
-llmc_status ice_blanks(llmc_tokenizer *t,
-                       /* ice_text.model; must be called after the vocabulary is complete and before
-                        * other normalizers are added */
-                       llmc_error *err);
-llmc_status
-ice_tokens(llmc_tokenizer *t, int32_t first,
-           llmc_error *err); /* later versions; must be called before tokenizer_finish */
+/* Adds the tokens for runs of spaces of ice_text.model. Must be called after the vocabulary is
+ * complete and before other normalizers are added */
+llmc_status ice_blanks(llmc_tokenizer *t, llmc_error *err);
+/* Adds the tokens of later versions. Must be called before tokenizer_finish */
+llmc_status ice_tokens(llmc_tokenizer *t, int32_t first, llmc_error *err);
 
 /* ---- encoding ---- */
 
@@ -417,8 +414,8 @@ typedef struct RegexIter {
 	size_t at, last_end;
 	bool has_last;
 } RegexIter;
+/* returns 1: found, 0: none, < 0: error of PCRE2 */
 int regex_next(pcre2_code *re, pcre2_match_data *md, pcre2_match_context *mc, ByteSpan text,
-               /* returns 1: found, 0: none, < 0: error of PCRE2 */
                RegexIter *it, size_t *start, size_t *end);
 llmc_status regex_failed(llmc_error *err, int rc);
 llmc_status normalize(Enc *e, ByteSpan in, ByteSpan *out);

@@ -94,11 +94,8 @@ struct llmc_calls {
  * tokenizer. Any thread may call. */
 llmc_status call_format(const llmc_tokenizer *t, const CallRow **out, llmc_error *err);
 void call_format_free(CallFormat *f);
-/* grammar of a tool whose only parameter is a string; NULL: there is none */
-void call_row_own(const char *response_template, Arena *a,
-                  /* tool_calls_response_template.c: overrides fields of the row; may jump to the
-                   * arena's oom, too */
-                  CallRow *row);
+/* tool_calls_response_template.c: overrides fields of the row; may jump to the arena's oom, too */
+void call_row_own(const char *response_template, Arena *a, CallRow *row);
 
 static inline bool
 is_blank(char c)
@@ -107,8 +104,9 @@ is_blank(char c)
 }
 
 /* tool_calls.c: emit events to the caller */
-void call_name(llmc_calls *c, const char *s,
-               size_t n); /* emits the name of the call, then arguments that came before the name */
+
+/* emits the name of the call, then arguments that came before the name */
+void call_name(llmc_calls *c, const char *s, size_t n);
 void call_emit_pending(llmc_calls *c); /* emits c->out as arguments */
 void call_end(llmc_calls *c);
 /* gives up parsing a call; text without a name so far is emitted as text */
@@ -116,22 +114,19 @@ void call_fail(llmc_calls *c);
 
 /* tool_calls_json.c */
 void call_value_begin(llmc_calls *c);
-int call_value_byte(llmc_calls *c,
-                    char x); /* handles one byte of a JSON value; returns 0: the value continues, 1:
-                                last byte, 2: the byte follows the value */
-void
-call_argument_byte(llmc_calls *c,
-                   char x); /* appends to c->out, or to c->early if the name is not known yet */
-bool call_json_byte(
-    llmc_calls *c,
-    char x); /* handles one byte in a J_ state; returns false if it did not consume the byte */
+/* handles one byte of a JSON value; returns 0: the value continues, 1: last byte, 2: the byte
+ * follows the value */
+int call_value_byte(llmc_calls *c, char x);
+/* appends to c->out, or to c->early if the name is not known yet */
+void call_argument_byte(llmc_calls *c, char x);
+/* handles one byte in a J_ state; returns false if it did not consume the byte */
+bool call_json_byte(llmc_calls *c, char x);
 
 /* tool_calls_python.c. quote: delimiter of strings; NULL: strings are Python literals */
-bool literal_ends(LiteralScan *s, const char *p, size_t n,
-                  /* advances s->at to the terminator; returns false if more input is needed */
-                  const char *quote);
-void
-literal_put(Strbuf *out, ByteSpan value,
-            const char *quote); /* writes the value as JSON; an unknown value becomes a string */
+
+/* advances s->at to the terminator; returns false if more input is needed */
+bool literal_ends(LiteralScan *s, const char *p, size_t n, const char *quote);
+/* writes the value as JSON; an unknown value becomes a string */
+void literal_put(Strbuf *out, ByteSpan value, const char *quote);
 
 #endif

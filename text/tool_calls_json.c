@@ -145,8 +145,8 @@ call_json_byte(llmc_calls *c, char x)
 	case J_VALUE:
 		if (is_blank(x))
 			return true;
-		if (!c->row.key[0] && !c->named && c->word.len &&
-		    x == '{') { /* the key of this object is the name */
+		if (!c->row.key[0] && !c->named && c->word.len && x == '{') {
+			/* the key of this object is the name */
 			char name[MAX_NAME + 1];
 			size_t n = c->word.len;
 			memcpy(name, strbuf_str(&c->word), n);

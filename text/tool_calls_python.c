@@ -147,7 +147,8 @@ escape(LiteralReader *l, Strbuf *b)
 	}
 	cp = hex(l, x == 'x' ? 2 : x == 'u' ? 4 : 8);
 	if (cp >= 0xD800 && cp < 0xDC00 && l->end - l->p >= 6 && l->p[0] == '\\' &&
-	    l->p[1] == 'u') { /* a surrogate pair, as in JSON */
+	    l->p[1] == 'u') {
+		/* a surrogate pair, as in JSON */
 		l->p += 2;
 		int32_t low = hex(l, 4);
 		if (low < 0xDC00 || low > 0xDFFF)

@@ -147,9 +147,8 @@ calls_of(Arena *a, const json_t *field, CallRow *r)
 	r->close = mark_of(a, field, "close", "close_pattern");
 	if (!content || !name || !arguments)
 		return false;
-	if (is_text(name, "{name}") &&
-	    /* the text before the arguments is the name of the tool */
-	    is_text(arguments, "{content}")) {
+	/* the text before the arguments is the name of the tool */
+	if (is_text(name, "{name}") && is_text(arguments, "{content}")) {
 		if (!at || !plain_text(a, &at, "name", &r->open) ||
 		    !plain_text(a, &at, NULL, &r->name_end))
 			return false;

@@ -456,8 +456,8 @@ load_post(llmc_tokenizer *t, const json_t *o, int depth, llmc_error *err)
 		for (int n = type[0] == 'R' ? 2 : 1; n-- > 0;)
 			ids_push(t, &t->pair[1], &t->n_pair[1], (int32_t)json_integer_value(sep));
 		ids_push(t, &t->pair[2], &t->n_pair[2], (int32_t)json_integer_value(sep));
-	} else if (strcmp(type, "ByteLevel") !=
-	           0) { /* the post-processor ByteLevel only trims offsets */
+	} else if (strcmp(type, "ByteLevel") != 0) {
+		/* ByteLevel is accepted: as a post-processor it only trims offsets */
 		return unknown("post_processor", type, err);
 	}
 	return LLMC_OK;

@@ -348,7 +348,8 @@ SENTENCE_END = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\bvs)[.!?](?=[\"')\]*]*(?:
 
 
 def long_sentences(text):
-    """(offset, words) of sentences with more words than LONGEST; a unit's end ends its sentence."""
+    """Yield (offset, number of words) of each sentence over LONGEST words. The end of the text ends a
+    sentence too."""
     start = 0
     for end in [m.end() for m in SENTENCE_END.finditer(text)] + [len(text)]:
         words = [w for w in text[start:end].split() if re.search(r"[\w`]", w)]

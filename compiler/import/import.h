@@ -88,32 +88,27 @@ void source_set_num(ImportSource *s, SpecKey k, double v);
 bool source_set_layers(ImportSource *s, SpecKey k, SpecExprVal layer_types);
 /* Name of the tensor for a role in the family; NULL: none */
 const char *family_tensor(const ImportSource *s, const char *role);
-const char *family_word(const ImportSource *s,
-                        SpecKey k); /* value in the family's part of the description; NULL: none */
+/* value in the family's part of the description; NULL: none */
+const char *family_word(const ImportSource *s, SpecKey k);
 
 /* Convert keys and tensors to YAML, in the arena. NULL: errors are in s->d */
 char *import_source(ImportSource *s, llmc_error *err);
 const char *import_text(const ImportSource *s); /* s->value as YAML */
 bool import_family(ImportSource *s);            /* finds the family whose `match` holds */
-bool import_eval(ImportSource *s, const Node *n,
-                 SpecExprVal *out); /* evaluates an expression over the source's keys */
-void
-import_nearest(ImportSource *s, const Family *family,
-               size_t n); /* adds a note that names the most similar family and the differences */
+/* evaluates an expression over the source's keys */
+bool import_eval(ImportSource *s, const Node *n, SpecExprVal *out);
+/* adds a note that names the most similar family and the differences */
+void import_nearest(ImportSource *s, const Family *family, size_t n);
 /* applies keys, values, when and expect, and reports unknown keys */
 void import_map(ImportSource *s);
-bool import_expected(const Node *want,
-                     /* Return whether v is one of the values that the family's `expect` allows for
-                      * the key. */
-                     SpecExprVal v);
-bool import_names(ImportSource *s,
-                  /* true: values have changed, so the Spec must be built again */
-                  const Spec *spec);
+/* Return whether v is one of the values that the family's `expect` allows for the key. */
+bool import_expected(const Node *want, SpecExprVal v);
+/* true: values have changed, so the Spec must be built again */
+bool import_names(ImportSource *s, const Spec *spec);
 /* import_draft.c: add to a draft checkpoint the tensors that it takes from its model */
 bool import_add_model(ImportSource *s, llmc_error *err);
-void import_check(ImportSource *s,
-                  /* checks that every named tensor exists with the right shape, and reports all
-                   * errors and all other tensors */
-                  const Spec *spec);
+/* checks that every named tensor exists with the right shape, and reports all errors and all
+ * other tensors */
+void import_check(ImportSource *s, const Spec *spec);
 
 #endif

@@ -52,7 +52,7 @@ typedef struct SpecExprEnv {
 bool expr_eval(const char *text, Loc loc, const SpecExprEnv *env, Diag *d, Arena *a,
                SpecExprVal *out);
 bool expr_true(SpecExprVal v); /* false for null, 0, "" and [] */
-bool glob_match(const char *pattern,
-                const char *text); /* * matches any string; there are no other wildcards */
+/* * matches any string; there are no other wildcards */
+bool glob_match(const char *pattern, const char *text);
 
 #endif

@@ -62,7 +62,8 @@ read_override(const char *text, Diag *d, Arena *a)
 	return map;
 }
 
-/* Return a top-level key from the last layer that has the key. */
+/* Return the value of a top-level key: from the last --set that has it, else from the
+ * description. */
 static const Node *
 top_level_value(const Node *root, const Node *const *set, size_t n_set, const char *key)
 {

@@ -96,8 +96,8 @@ typedef struct RopeTable {
 /* Describes how a checkpoint stores one or more roles. "q+k+v" means that one tensor has the rows
  * of these roles, stacked. */
 typedef struct TensorRule {
-	const char
-	    *role; /* "q", "q+k+v", "gate+up", "k_b+v_b", "e_gate", "rope_factors", "drop", ... */
+	/* "q", "q+k+v", "gate+up", "k_b+v_b", "e_gate", "rope_factors", "drop", ... */
+	const char *role;
 	/* full name, in which {l} and {e} are not expanded; .weight or .bias is appended unless
 	 * `whole` */
 	const char *name;

@@ -418,10 +418,10 @@ read_rules(SpecTable *t)
 			const char *key = n->key[j]->text;
 			if (strcmp(key, "layers") == 0) {
 				uint8_t *in = NEW(t->a, uint8_t, n_layers + 1);
+				/* a rule for all layers also applies to tensors outside of the
+				 * layers */
 				if (n_layers > 0 &&
 				    selector_read(x, "storage.rules: layers", n_layers, in, t->d) &&
-				    /* a rule for all layers also applies to tensors outside of the
-				     * layers */
 				    memchr(in, 0, (size_t)n_layers))
 					r.layer_in = in;
 			} else if (strcmp(key, "tensor") == 0) {

@@ -109,8 +109,8 @@ size_t template_word(const char **p, const char *end, char *out, size_t cap);
 /* template.c. Functions that return bool return false after an error, which is in the diag with its
  * line and the lines that include its file. */
 bool template_error(const Bind *b, const TemplateLine *l, const char *what); /* returns false */
-bool template_name(void *bind, const char *name,
-                   HeadValue *out); /* returns false without an error if the name is undefined */
+/* returns false without an error if the name is undefined */
+bool template_name(void *bind, const char *name, HeadValue *out);
 bool template_eval(Bind *b, const TemplateLine *l, const char *text, size_t size, HeadValue *out);
 /* Return whether the conditions of the line hold. */
 bool template_taken(Bind *b, const TemplateLine *l, bool *out);

@@ -33,8 +33,8 @@ typedef struct KernelBuildOptions {
 } KernelBuildOptions;
 
 typedef struct BuildUnit {
-	const char
-	    *file; /* relative to the artifact as in the plan, or one of the target's own files */
+	/* relative to the artifact as in the plan, or one of the target's own files */
+	const char *file;
 	char key[65]; /* set by the target */
 	size_t bytes; /* bytes of the source, 0 if unknown: the longest source is compiled first */
 	char cached[65]; /* key of its cache entry: `key` and the compiler; "": not looked up yet */
@@ -69,9 +69,8 @@ typedef struct KernelBuild {
 	pthread_mutex_t lock;
 	pthread_cond_t news;
 	int done, left; /* protected by `lock`: units compiled, threads that have ended */
-	llmc_error
-	    /* protected by `lock`: why a built file is not in the cache; code LLMC_OK: all are */
-	    unkept;
+	/* protected by `lock`: why a built file is not in the cache; code LLMC_OK: all are */
+	llmc_error unkept;
 	bool prebuilt;  /* there is a folder of prebuilt kernels */
 	bool shipping;  /* failing to write a file is an error */
 	int todo, jobs; /* units to compile, maximum number of threads */

@@ -32,9 +32,8 @@ struct Comm {
 	const CommOps *ops;
 	int rank, ranks;
 	int team, first; /* this stage has ranks first .. first + team - 1 */
-	atomic_ullong
-	    /* latest value of comm_set_position, in memory that other ranks read; NULL: none */
-	    *where;
+	/* latest value of comm_set_position, in memory that other ranks read; NULL: none */
+	atomic_ullong *where;
 };
 
 /* "in step 7, layer 3, all_reduce" or "after step 7": the text of a value of comm_set_position */

@@ -62,8 +62,8 @@ typedef struct MpiComm {
 	bool watched;
 	int timeout_s, late_s; /* limits in seconds: without a heartbeat; late in a step */
 	atomic_int lost;       /* 1 + the rank that is lost */
-	atomic_ullong
-	    waiting_since; /* this rank's beat when it began to wait for its team; 0: not waiting */
+	/* this rank's beat when it began to wait for its team; 0: not waiting */
+	atomic_ullong waiting_since;
 	atomic_bool ended, late;
 } MpiComm;
 

@@ -333,9 +333,8 @@ cuda_model_close(void *model)
 	if (!m)
 		return;
 	CudaDevice *d = &m->dev;
-	if (d->ctx && d->api.ctx_push(d->ctx) ==
-	                  /* with a lost device these fail too, and the context is destroyed */
-	                  CU_OK) {
+	/* these calls fail if the device is lost; destroying the context frees all */
+	if (d->ctx && d->api.ctx_push(d->ctx) == CU_OK) {
 		for (int i = 0; i < m->n_module; i++)
 			if (m->module[i])
 				CUDA_RELEASE(d->api.module_unload(m->module[i]));

@@ -197,8 +197,8 @@ llmc_status cuda_launch_decode(CudaSession *c, int32_t rows, bool sampling, llmc
 /* Sample after a step that was launched without sampling; masked: apply the masks that have been
  * copied */
 llmc_status cuda_launch_sample(CudaSession *c, int64_t n_out, bool masked, llmc_error *err);
-llmc_status cuda_graph(CudaSession *c, int bucket, bool sampling, bool adapted,
-                       llmc_error *err); /* captured at first use */
+/* captured at first use */
+llmc_status cuda_graph(CudaSession *c, int bucket, bool sampling, bool adapted, llmc_error *err);
 /* profile.c: member of Device */
 llmc_status cuda_op_times(Session *s, int phase, llmc_op_time_fn fn, void *user, llmc_error *err);
 /* For profile.c: cuda_step_for returns the step of op i in the form that `rows` rows use;

@@ -42,9 +42,8 @@ struct Nccl {
 	int version, first, n;
 	void *comm[LLMC_PEERS]; /* [n], ranks from `first` on */
 	_Atomic bool aborted;
-	pthread_mutex_t
-	    /* held while a call uses the communicator, so that it is not aborted meanwhile */
-	    in_call[LLMC_PEERS];
+	/* held while a call uses the communicator, so that it is not aborted meanwhile */
+	pthread_mutex_t in_call[LLMC_PEERS];
 #define X(type, member, symbol, args) type(*member) args;
 	NCCL_CALLS(X)
 #undef X

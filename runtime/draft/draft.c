@@ -378,9 +378,8 @@ draft_model_length(Drafter *of, Draft *const *d, int32_t n, int32_t n_seqs, int3
 		}
 	}
 	of->model_idle = best_most ? 0 : of->model_idle + 1;
-	if (best_most == 0 &&
-	    /* acceptance rate and times change: try again now and then */
-	    of->model_idle % RETRY_STEPS == 0)
+	/* acceptance rate and times change: try again now and then */
+	if (best_most == 0 && of->model_idle % RETRY_STEPS == 0)
 		return most < 2 ? most : 2;
 	return best_most;
 }

@@ -97,9 +97,8 @@ draft_model_propose(Engine *e, SchedSeq *const *q, Draft *const *d, int32_t n, i
 		        draft_room = lim->context - q[i]->n_tok;
 		room = room < draft_room ? room : draft_room;
 		room = room < j->speculate ? room : j->speculate;
-		if (d[i]->n &&
-		    /* the draft found by lookup is likely enough and costs no step */
-		    d[i]->odds_at[0] >= SURE)
+		/* the draft found by lookup is likely enough and costs no step */
+		if (d[i]->n && d[i]->odds_at[0] >= SURE)
 			continue;
 		if (room < 1 || n_own == lim->n_out || !draft_model_ready(e, c, q[i]))
 			continue;

@@ -78,9 +78,9 @@ drain_inbox(Engine *e)
 	*end = fresh;
 	if (e->n_cancel || cut)
 		for (EngineRequest *j = e->work; j; j = j->next)
-			j->over = j->over || j->cancel ||
-			          /* temporary mark: requests to end after the lock is released */
-			          cut;
+			/* only mark the requests that must end; they end after the lock is
+			 * released */
+			j->over = j->over || j->cancel || cut;
 	e->n_cancel = held ? e->n_cancel : 0; /* the inbox may hold cancelled requests */
 	pthread_mutex_unlock(&e->lock);
 	if (stop)
@@ -148,10 +148,9 @@ can_sample_on_device(Engine *e, int32_t n)
 {
 	bool has_token = false;
 
-	if (e->has_drafts ||
-	    /* the device samples only one row per sequence, and the rows of a head are available
-	     * only after a step that samples on the host */
-	    (e->is_head && n <= DRAFT_MAX_SEQS))
+	/* the device samples only one row per sequence, and the rows of a head are available
+	 * only after a step that samples on the host */
+	if (e->has_drafts || (e->is_head && n <= DRAFT_MAX_SEQS))
 		return false;
 	for (int32_t i = 0; i < n; i++) {
 		const EngineRequest *j = e->sched->chunk_seq[i]->req->user;

@@ -49,10 +49,9 @@ typedef struct RequestChoice {
 	double sum_logprob;
 	bool done;
 	double latest; /* time of the choice's last token */
-	int32_t
-	    device_n; /* value of n_new for which the device has sampling state (-1: none) ... */
-	int32_t device_preempted; /* ... and value of n_preempted for it */
-	EventList held;           /* best_of: events held until the best choices are known */
+	/* values of n_new (-1: none) and n_preempted for which the device has sampling state */
+	int32_t device_n, device_preempted;
+	EventList held; /* best_of: events held until the best choices are known */
 } RequestChoice;
 
 typedef struct EngineRequest {
@@ -203,17 +202,14 @@ struct Engine {
 void *engine_run(void *e);           /* the thread */
 void engine_update_stats(Engine *e); /* gauges and the scheduler's counters */
 bool engine_step(Engine *e);         /* plan and run one step; false: nothing can run */
-void engine_end_job(Engine *e, EngineRequest *j,
-                    llmc_finish finish); /* finish the choices that are still open */
+/* finish the choices that are still open */
+void engine_end_job(Engine *e, EngineRequest *j, llmc_finish finish);
 
 /* idle_call.c */
 void engine_run_idle_call(Engine *e); /* run the call that waits; no request runs; lock held */
 
-/* engine_open.c */
-llmc_status thread_start(void *(*fn)(void *user), void *user, pthread_t *out,
-                         /* starts a thread with all signals blocked; signals belong to the
-                          * program */
-                         llmc_error *err);
+/* engine_open.c: starts a thread with all signals blocked; signals belong to the program */
+llmc_status thread_start(void *(*fn)(void *user), void *user, pthread_t *out, llmc_error *err);
 
 /* grammar_masks.c: a thread computes the masks of the samplers that were added before masks_begin.
  * masks_end returns the samplers to the caller. With `rest`, both threads first compute the
@@ -236,8 +232,8 @@ void draft_model_sweep(Engine *e); /* drop the draft sequences of choices that h
  * next token of each position must be known. */
 void mtp_rows_add(Engine *e, RequestChoice *c, const SchedSeq *q, int32_t at, int32_t n,
                   const float *rows);
-void mtp_rows_consume(Engine *e, RequestChoice *c, const SchedSeq *q,
-                      int32_t n); /* the head has read the first n rows */
+/* the head has read the first n rows */
+void mtp_rows_consume(Engine *e, RequestChoice *c, const SchedSeq *q, int32_t n);
 void mtp_rows_free(MtpRows *h);
 /* Free the second model's sequence of an output, and the rows kept for it. */
 void draft_sequence_drop(Engine *e, RequestChoice *c);

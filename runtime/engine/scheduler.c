@@ -258,9 +258,8 @@ open_sequence(Sched *s, SchedSeq *c, bool prefix)
 			return false;
 		if (prefix)
 			found = s->ops.prefix_find(s->ops.user, q, c->tok, c->n_tok);
-		room -= before - s->ops.pages_free(
-		                     /* subtract found pages that were idle and are in use now */
-		                     s->ops.user);
+		/* subtract found pages that were idle and are in use now */
+		room -= before - s->ops.pages_free(s->ops.user);
 		if (room < sched_pages_of(c->n_tok) - found / PLAN_KV_PAGE) {
 			s->ops.seq_free(s->ops.user, q);
 			return false;

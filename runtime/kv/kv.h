@@ -70,10 +70,9 @@ enum {
 typedef struct KvSeq {
 	bool used;
 	int32_t len, n_page;
-	int32_t
-	    /* number of leading pages, not counting Kv.sinks, that need no window page any more,
-	     * even after a trim by KV_MAX_ROLLBACK */
-	    n_windowless;
+	/* number of leading pages, not counting Kv.sinks, that need no window page any more,
+	 * even after a trim by KV_MAX_ROLLBACK */
+	int32_t n_windowless;
 	int32_t *page;  /* [stride] block table: pages, then from max_page on their window pages */
 	int32_t n_kept; /* pages registered with the prefix cache */
 	int64_t prefix_parent; /* serial of the last registered page */
@@ -196,9 +195,8 @@ int64_t kv_pages(int64_t kv_tokens, int64_t context, int64_t seqs, bool kv_token
 int64_t kv_bytes(const Plan *p, int64_t n_page);
 int64_t kv_window_bytes(const Plan *p, int64_t n); /* window pages, including exact pages */
 int64_t kv_exact_bytes(const Plan *p, int64_t n);  /* exact pages alone */
-int64_t kv_windowless_bytes(const Plan *p,
-                            /* window pages that a sequence with this n_windowless lacks */
-                            int32_t windowless);
+/* window pages that a sequence with this n_windowless lacks */
+int64_t kv_windowless_bytes(const Plan *p, int32_t windowless);
 /* Positions that sliding-window layers see or that are read from exact pages, including the newest;
  * 0: no window pages. The value is equal on all ranks and stages, because the first rank assigns
  * page numbers for all of them. */
@@ -231,8 +229,8 @@ int32_t kv_seq_fork(Kv *kv, int32_t from);
 /* Can the sequence be trimmed to len, that is, are all positions present that windowed layers need
  * there? Always true if the sequence was never longer than len + KV_MAX_ROLLBACK. */
 bool kv_can_trim(const Kv *kv, int32_t q, int32_t len);
-void kv_seq_trim(Kv *kv, int32_t q,
-                 int32_t len); /* len <= current length; check kv_can_trim first */
+/* len <= current length; check kv_can_trim first */
+void kv_seq_trim(Kv *kv, int32_t q, int32_t len);
 void kv_seq_free(Kv *kv, int32_t q);
 /* Number of pages that appending add[i] positions to each sequence q[i] allocates. The sequences
  * must be distinct. */
@@ -248,17 +246,13 @@ int64_t kv_host_pages(const Plan *p);
  * one step may allocate. Models with recurrent states do not use host memory. */
 llmc_status kv_host_open(Kv *kv, int32_t n, int32_t ahead, llmc_error *err);
 int32_t kv_host_used(const Kv *kv);
-bool kv_seq_ready(Kv *kv,
-                  /* are the sequence's pages copied back? If not, a step with it would wait on the
-                   * device */
-                  int32_t q);
+/* are the sequence's pages copied back? If not, a step with it would wait on the device */
+bool kv_seq_ready(Kv *kv, int32_t q);
 void kv_seq_wait(Kv *kv, int32_t q); /* make all later work wait for the sequence's pages */
 
 void kv_apply(Kv *kv, KvOp op, int32_t to, int32_t from); /* allocates no memory */
-void kv_set_window_page(Kv *kv, int32_t page,
-                        /* set the window page of a page, for a Kv that follows the numbering of
-                         * another one; -1: none */
-                        int32_t window);
+/* set the window page of a page, for a Kv that follows the numbering of another one; -1: none */
+void kv_set_window_page(Kv *kv, int32_t page, int32_t window);
 
 /* Allocate n marks. kv_seq_mark saves the states of a sequence at its current length, so that it
  * can be trimmed back to that length. The mark lasts until the next kv_seq_mark, kv_seq_unmark or
@@ -291,10 +285,9 @@ void kv_seq_reserve(Kv *kv, int32_t q, int32_t len, int32_t windowless);
 /* Return the number of leading pages, not counting the sinks, that need no window page at length
  * len or later. */
 int32_t kv_windowless_pages(const Kv *kv, int32_t len);
-bool kv_has_window(const Kv *kv,
-                   /* does the page have a window page? True without windows. A number from n_page
-                    * on is a page in host memory: was its window page copied too? */
-                   int32_t page);
+/* does the page have a window page? True without windows. A number from n_page on is a page in
+ * host memory: was its window page copied too? */
+bool kv_has_window(const Kv *kv, int32_t page);
 /* Copy the first n pages of a sequence to or from host memory: kv_bytes(n) bytes, minus
  * kv_windowless_bytes(windowless) for pages without window pages. */
 void kv_pages_read(Kv *kv, const int32_t *page, int32_t n, int32_t windowless, void *host);
@@ -302,8 +295,8 @@ void kv_pages_write(Kv *kv, const int32_t *page, int32_t n, int32_t windowless, 
 /* Copy one page to or from host memory; lacks: without its window page */
 void kv_page_read(Kv *kv, int32_t page, bool lacks, void *host);
 void kv_page_write(Kv *kv, int32_t page, bool lacks, const void *host);
-bool kv_lacks_window(const Kv *kv, int32_t i,
-                     int32_t windowless); /* does page i of a sequence have no window page? */
+/* does page i of a sequence have no window page? */
+bool kv_lacks_window(const Kv *kv, int32_t i, int32_t windowless);
 /* Copy the recurrent states of a sequence (kv_state_bytes(p, 1)) to or from host memory */
 void kv_state_read(Kv *kv, int32_t q, void *host);
 void kv_state_write(Kv *kv, int32_t q, const void *host);

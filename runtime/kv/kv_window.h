@@ -20,10 +20,10 @@ void window_advance(Kv *kv, KvSeq *s, int32_t windowless);
 void window_grown(Kv *kv, KvSeq *s);
 /* call after a trim: pins the pages that s reads again, if their window pages still exist */
 void window_trim(Kv *kv, KvSeq *s);
-bool window_sees(const Kv *kv, const KvSeq *s,
-                 int32_t i); /* does s need the window page of its page i? */
-bool window_whole(const Kv *kv, const KvSeq *s,
-                  int32_t len);      /* are all window pages present that s sees at length len? */
+/* does s need the window page of its page i? */
+bool window_sees(const Kv *kv, const KvSeq *s, int32_t i);
+/* are all window pages present that s sees at length len? */
+bool window_whole(const Kv *kv, const KvSeq *s, int32_t len);
 void window_table(Kv *kv, KvSeq *s); /* stores window pages in the block table of s */
 /* Return the index of a page in the pool's own numbering; -1: the page has no window page */
 static inline int32_t

@@ -24,8 +24,8 @@ struct DryBreakers {
 	atomic_int refs;
 	int32_t vocab, n, cap;
 	Breaker *b; /* [n] sorted by head */
-	uint32_t
-	    *head; /* [(vocab + 31) / 32] heads; a breaker without a tail is also in `single` */
+	/* [(vocab + 31) / 32] heads; a breaker without a tail is also in `single` */
+	uint32_t *head;
 	uint32_t *single;
 };
 

@@ -54,9 +54,9 @@ llmc_status sampler_limit_thinking(llmc_sampler *s, const llmc_tokenizer *t, con
 double sampler_option_value(const llmc_option *o, const llmc_params *p);
 bool sampler_option_acts(const llmc_option *o, const llmc_params *p);
 bool sampler_has_penalties(const llmc_params *p);
-/* Check the ranges of parameters; sampler_check also checks token ids against a vocabulary. */
-llmc_status sampler_check_options(const llmc_params *p,
-                                  llmc_error *err); /* sampler_options.c: numbers in range */
+/* Check the ranges of parameters (sampler_options.c); sampler_check also checks token ids against a
+ * vocabulary. */
+llmc_status sampler_check_options(const llmc_params *p, llmc_error *err);
 llmc_status sampler_check(const llmc_params *p, int32_t vocab, llmc_error *err);
 /* Copy the caller's struct of any size to the library's. */
 llmc_params sampler_params(const llmc_params *p);

@@ -32,9 +32,8 @@ struct Runtime {
 	float *(*factors)[2]; /* [n_rope] RoPE factors stored in the checkpoint, or NULL */
 	/* [plan_out_width] token of each column of a draft checkpoint's logits; NULL: the column */
 	int32_t *draft_token;
-	struct Adapters
-	    /* lora_adapters.c: contents of the adapter slots; NULL: the plan has no slots */
-	    *adapters;
+	/* lora_adapters.c: contents of the adapter slots; NULL: the plan has no slots */
+	struct Adapters *adapters;
 	int n_threads; /* per rank */
 	FairLock processors;
 	RuntimeTimes times;
@@ -84,8 +83,8 @@ struct Session {
 	const Device *device;
 	llmc_limits lim;
 	int64_t sym[SYM_COUNT]; /* upper bounds */
-	int32_t
-	    counted_rows[2]; /* rows of the last step of each phase, and the weight bytes it read */
+	/* rows of the last step of each phase, and the weight bytes it read */
+	int32_t counted_rows[2];
 	int64_t weight_bytes[2];
 	char *state; /* allocation of all fields below, up to `on` */
 	size_t state_bytes;
@@ -183,10 +182,8 @@ int64_t session_pages_needed(Session *s, const llmc_chunk *chunk, size_t n);
 void session_fill_segments(Session *s, int32_t i, int32_t row, int32_t n);
 /* Does the plan step read a pool whose sequences are the windows of a tower? */
 bool session_sees_segments(const Session *s, const PlanStep *step);
-bool session_sees_window(const Session *s,
-                         /* does the plan step use window pages? Then it reads the block tables from
-                          * entry max_page on */
-                         const PlanStep *step);
+/* does the plan step use window pages? Then it reads the block tables from entry max_page on */
+bool session_sees_window(const Session *s, const PlanStep *step);
 void *session_argument(const Session *s, const PlanRef *r); /* address for kernels */
 /* Copy the rows of rows_in from chunk order to the row order of the step */
 void session_given(const Session *s, float *to);

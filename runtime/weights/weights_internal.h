@@ -9,8 +9,8 @@ struct Weights {
 	const Plan *plan;
 	Checkpoint *checkpoint;
 	Peft *peft; /* NULL: no adapter */
-	CheckpointTensor
-	    *src; /* all sources of all tensors, until they are packed; NULL: random weights */
+	/* all sources of all tensors, until they are packed; NULL: random weights */
+	CheckpointTensor *src;
 	const void **data; /* [n_tensor] */
 	void *region;      /* packed tensors */
 	size_t region_bytes;

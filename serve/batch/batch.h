@@ -125,8 +125,8 @@ void store_id(char out[ID_SIZE], const char *prefix);
 void store_path(const FileStore *st, char *out, size_t cap, const char *id, const char *tail);
 bool store_sees(const Req *r, const char *owner);      /* may this client see an owner's files? */
 StoredFile *store_find(FileStore *st, const char *id); /* NULL: no file has this id; lock held */
-bool store_add(FileStore *st,
-               const StoredFile *f); /* copies strings; lock held; false: out of memory */
+/* copies strings; lock held; false: out of memory */
+bool store_add(FileStore *st, const StoredFile *f);
 /* Count bytes of an owner, also negative amounts; lock held. */
 void store_count(FileStore *st, const char *owner, int64_t bytes);
 OwnerUsage *store_share(FileStore *st, const char *owner);
@@ -140,18 +140,17 @@ bool store_page(Req *r, int most, int *limit, char after[ID_SIZE], Problem *p);
 void store_list_end(Strbuf *b, const char *first, const char *last, bool more);
 
 /* batch_table.c */
-bool batches_load(FileStore *st, const char *id,
-                  llmc_error *err); /* read id.json; false: unusable, see err */
+
+/* read id.json; false: unusable, see err */
+bool batches_load(FileStore *st, const char *id, llmc_error *err);
 void batches_free(FileStore *st);
 void batch_json(const Batch *b, Strbuf *out);   /* lock held */
 bool batch_save(FileStore *st, const char *id); /* lock not held; false: the write failed */
-int64_t
-batches_spare(const FileStore *st,
-              const char *owner); /* bytes that batches_evict could free in total; lock held */
-bool batches_evict(FileStore *st,
-                   /* remove the oldest finished batch without files, of an owner or (NULL) of all;
-                    * lock held; false: there is none */
-                   const char *owner);
+/* bytes that batches_evict could free in total; lock held */
+int64_t batches_spare(const FileStore *st, const char *owner);
+/* remove the oldest finished batch without files, of an owner or (NULL) of all; lock held;
+ * false: there is none */
+bool batches_evict(FileStore *st, const char *owner);
 /* Reserve bytes for an owner; lock held. False if they exceed the folder's limit or the owner's
  * share. Evicts finished batches without files first. */
 bool store_take(FileStore *st, const char *owner, int64_t bytes);

@@ -485,8 +485,8 @@ tools_begin(Generation *g, const ToolUse *use, const char *prompt, size_t n, Pro
 		g->er.show_special = true; /* call marks may be special tokens */
 		return force(g, use, first, p);
 	}
-	if (!llmc_calls_mark(
-	        first, LLMC_MARK_REASONING)) { /* no reasoning and no calls: all output is text */
+	if (!llmc_calls_mark(first, LLMC_MARK_REASONING)) {
+		/* no reasoning and no calls: all output is text */
 		for (int32_t i = 0; i < g->n; i++) {
 			llmc_calls_close(g->choice[i].calls);
 			g->choice[i].calls = NULL;

@@ -50,8 +50,8 @@ typedef struct OpenAiRoute {
 /* Handle a request of an OpenAI route. */
 void openai_handle(Req *r, const Dialect *d, const OpenAiRoute *route);
 bool openai_read_chat(Generation *g, const json_t *o, Problem *p);
-bool openai_read_logprobs(Generation *g, const json_t *o,
-                          Problem *p); /* chat's logprobs and top_logprobs */
+/* chat's logprobs and top_logprobs */
+bool openai_read_logprobs(Generation *g, const json_t *o, Problem *p);
 /* Check that "model" is absent or a model of this server. */
 bool openai_model(Req *r, const json_t *o, Problem *p);
 bool openai_missing(Problem *p, const char *key);
@@ -74,8 +74,8 @@ bool openai_fits(const Generation *g, size_t n_tok, const char *what, Problem *p
 
 /* Answers. A frame is opened, filled with choices, closed and sent. */
 void openai_open(const Generation *g, Strbuf *b, bool chunk); /* through "choices":[ */
-void openai_frame_open(const Generation *g, const Choice *c,
-                       Strbuf *b); /* appends the choice up to its index */
+/* appends the choice up to its index */
+void openai_frame_open(const Generation *g, const Choice *c, Strbuf *b);
 void openai_frame_close(const Generation *g, Choice *c, Strbuf *b, const char *finish);
 /* Append the number of prompt tokens that stand for images, if any, to the details of the usage. */
 void openai_image_tokens(const Generation *g, Strbuf *b);
@@ -86,10 +86,8 @@ const char *openai_finish(const Choice *c);
 /* Store a token's log probability and its alternatives, in chat form, in the first two columns of
  * the choice. Call it before the text is passed to the reader. */
 void openai_place(const Generation *g, Choice *c, const llmc_event *ev);
-void openai_places_of(Choice *c, size_t n,
-                      /* append to `out` the log probabilities of the next n bytes of text; drops
-                       * those of earlier text */
-                      Strbuf *out);
+/* append to `out` the log probabilities of the next n bytes of text; drops those of earlier text */
+void openai_places_of(Choice *c, size_t n, Strbuf *out);
 
 /* openai_extensions.c: parts of vLLM's and llama.cpp's answers. Functions that append do so only if
  * a field of the request enables it. */

@@ -105,10 +105,8 @@ read_judge(Generation *g, const json_t *o, Problem *p)
 	if (own->judge != JUDGE_YES) {
 		if (!embeddings_pool(g, o, p))
 			return false;
-		g->er.normalize = g->er.normalize &&
-		                  /* only vectors: normalising a single logit would leave its
-		                   * sign */
-		                  own->judge == JUDGE_COSINE;
+		/* only vectors: a normalised single logit is 1 or -1 */
+		g->er.normalize = g->er.normalize && own->judge == JUDGE_COSINE;
 		return true;
 	}
 	if (!g->model->back.tok || !m->has_chat_template)

@@ -138,9 +138,8 @@ conn_step(Net *n, Conn *c)
 		switch (c->state) {
 		case CONN_IDLE:
 		case CONN_HEAD:
-			if (answered &&
-			    /* the next request has arrived: serve other connections first */
-			    c->in.len > c->at) {
+			/* the next request has arrived: serve other connections first */
+			if (answered && c->in.len > c->at) {
 				if (!c->again) {
 					c->next_again = n->again;
 					n->again = c;

@@ -33,10 +33,9 @@ struct Conn {
 	Conn *next_again;
 	struct in6_addr from;
 	char client[INET6_ADDRSTRLEN];
-	Strbuf
-	    /* received bytes; those before `at` are consumed, those before `seen` hold no complete
-	     * head */
-	    in;
+	/* received bytes; those before `at` are consumed, those before `seen` hold no complete
+	 * head */
+	Strbuf in;
 	size_t at, seen;
 	HttpBody body;
 	Req *req;

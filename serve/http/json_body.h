@@ -24,10 +24,11 @@ typedef struct Problem { /* reason why a request is refused */
 /* Status of a Problem that is not sent to the client: the image worker handles the request
  * again. */
 enum { PROBLEM_MOVED = -1 };
+/* Sets the status, parameter and text of a Problem; returns false. */
 bool problem(Problem *p, int status, const char *param, const char *fmt, ...)
-    __attribute__((format(printf, 4, 5))); /* returns false */
-bool problem_busy(Problem *p);             /* call after req_charge() has failed; returns false */
-bool problem_closing(Problem *p);          /* the server is shutting down; returns false */
+    __attribute__((format(printf, 4, 5)));
+bool problem_busy(Problem *p);    /* call after req_charge() has failed; returns false */
+bool problem_closing(Problem *p); /* the server is shutting down; returns false */
 
 /* Add the lengths to a Problem of a prompt that is too long; returns false. */
 static inline bool

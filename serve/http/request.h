@@ -104,10 +104,9 @@ struct Req {
 	/* writes errors in place of the route's function, for a body in another dialect; NULL: the
 	 * route's function does */
 	void (*problem)(Req *r, const Problem *p);
-	void (*answered)(
-	    /* for a request without a connection: called when the answer is complete; NULL: the
-	     * request has a connection */
-	    Req *r);
+	/* for a request without a connection: called when the answer is complete; NULL: the
+	 * request has a connection */
+	void (*answered)(Req *r);
 	/* for the log */
 	int32_t n_prompt, n_new;
 	const char *finish;
@@ -132,10 +131,8 @@ void req_refuse(Req *r, const HttpError *e); /* answers a malformed request */
 void req_body(Req *r, const char *data, size_t n);
 void req_whole(Req *r);
 void req_write_head(Req *r, bool close, Strbuf *b);
-bool req_take(Req *r, Strbuf *piece,
-              /* gets the next part of a stream; *over: it was the last; false: the stream was
-               * aborted */
-              bool *over);
+/* gets the next part of a stream; *over: it was the last; false: the stream was aborted */
+bool req_take(Req *r, Strbuf *piece, bool *over);
 void req_over(Req *r, bool sent);
 /* Make a request of the server itself with the lowest priority. Call req_whole after that.
  * answered() may run on any thread. Call req_over at the end. NULL: out of memory. */
@@ -143,10 +140,8 @@ Req *req_inside(Server *s, const char *path, const char *owner, const char *body
                 void (*answered)(Req *r));
 
 /* http.c: called by handlers on any thread */
-bool
-req_charge(Req *r,
-           /* count n bytes until req_release or the end of the request; false: over the limit */
-           size_t n);
+/* count n bytes until req_release or the end of the request; false: over the limit */
+bool req_charge(Req *r, size_t n);
 void req_release(Req *r, size_t n);
 void req_drop_body(Req *r);
 void req_unref(Req *r);

@@ -99,8 +99,8 @@ request_line(char *s, HttpHead *h, char **authority, HttpError *e)
 			    "The address contains a character that must be written as %XX.");
 	if (strlen(target) > HEAD_TARGET_MAX)
 		return refuse(e, 414, "The address is longer than 8192 bytes.");
-	if (strncasecmp(target, "http://", 7) ==
-	    0) { /* absolute form, as sent to proxies; its host overrides the header */
+	if (strncasecmp(target, "http://", 7) == 0) {
+		/* absolute form, as sent to proxies; its host overrides the header */
 		size_t n = strcspn(target + 7, "/?");
 		memmove(target, target + 7, n); /* leave space for a NUL */
 		*authority = target;

@@ -41,9 +41,8 @@ typedef struct HttpHead {          /* strings point into the parsed bytes */
 /* Return the length of the head in the n bytes at s: 0 while incomplete, -1 if malformed (see e).
  * `seen`: number of bytes in an earlier call that returned 0. */
 ptrdiff_t head_span(const char *s, size_t n, size_t seen, HttpError *e);
-bool head_parse(char *s, size_t n, HttpHead *h,
-                /* s: a complete head, which is modified; the strings of h point into it */
-                HttpError *e);
+/* s: a complete head, which is modified; the strings of h point into it */
+bool head_parse(char *s, size_t n, HttpHead *h, HttpError *e);
 const char *head_field(const HttpHead *h, const char *name); /* first field of that name, or NULL */
 /* Copy a decoded field of the query; false: absent, or longer than out. */
 bool head_query(const HttpHead *h, const char *key, char *out, size_t cap);

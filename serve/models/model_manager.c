@@ -448,10 +448,9 @@ reload_one(Server *s)
 		slot_gone(t, &p);
 	} else if (status == LLMC_OK && !asleep) {
 		MemoryNeed room = room_for(s, t, bytes, false);
-		if (room == ROOM_NO &&
-		    /* reuse the adapter slot of the old version: requests wait until the new one is
-		     * loaded */
-		    t->src.join) {
+		/* reuse the adapter slot of the old version: requests wait until the new one is
+		 * loaded */
+		if (room == ROOM_NO && t->src.join) {
 			if (t->model)
 				model_retire(s, t);
 			room = room_for(s, t, bytes, true);

@@ -42,8 +42,8 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	llmc_error err = { 0 };
 	Safetensors *s;
-	static volatile uint8_t
-	    sink; /* the loop reads the elements, so that a sanitizer checks their addresses */
+	/* the loop reads the elements, so that a sanitizer checks their addresses */
+	static volatile uint8_t sink;
 
 	if (!torch_is(data, size)) {
 		bare(data, size);

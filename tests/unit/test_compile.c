@@ -262,9 +262,8 @@ BENCH_TEST(figures_match_the_model)
 		bytes += p->phase[0].step[i].weight_bytes;
 		flops += p->phase[0].step[i].flops_per_row;
 	}
-	assert_int_equal(
-	    /* the embedding gather and the norms are not GEMMs */
-	    flops, 2 * (want - 96 * 32 - 5 * 32));
+	/* the embedding gather and the norms are not GEMMs */
+	assert_int_equal(flops, 2 * (want - 96 * 32 - 5 * 32));
 	assert_int_equal(bytes,
 	                 (want - 96 * 32) * 4); /* dtype f32; one row of the embedding is read */
 	assert_int_equal(plan_layer_page_bytes(&p->pool[0]), 32 * 2 * 16 * 2);

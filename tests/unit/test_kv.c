@@ -415,9 +415,8 @@ evicted_pages_are_swapped_in_from_the_host(void **state)
 			assert_null(kv_check(&kv));
 			kv_seq_free(&kv, q);
 		}
-	assert_true(kv.host.n_in == 2 * 12 &&
-	            /* the page that was looked up was always the oldest */
-	            kv.host.n_out >= kv.host.n_in);
+	/* the page that was looked up was always the oldest */
+	assert_true(kv.host.n_in == 2 * 12 && kv.host.n_out >= kv.host.n_in);
 	assert_true(kv_host_used(&kv) >= 4 && kv_host_used(&kv) <= 6);
 	/* pages of two sequences leave no free page for swap-in: they are found only as far as
 	 * pages are free */

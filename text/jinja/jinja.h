@@ -234,8 +234,8 @@ jinja_cur(const Jinja *j)
 
 AstNode *jinja_new(Jinja *j, AstKind kind, int line);
 AstNode *jinja_expression(Jinja *j, bool with_cond);
-AstNode *jinja_tuple(Jinja *j, bool with_cond,
-                     const char *end_name); /* like parse_tuple: no parentheses needed */
+/* like parse_tuple: no parentheses needed */
+AstNode *jinja_tuple(Jinja *j, bool with_cond, const char *end_name);
 AstNode *jinja_filter_chain(Jinja *j, AstNode *node);
 void jinja_call_args(Jinja *j, AstNode *call);
 bool jinja_is_op(const Jinja *j, int op);
@@ -280,8 +280,8 @@ void buf_puts(Jinja *j, Buf *b, const char *s);
 ByteSpan buf_span(const Buf *b);
 void float_repr(Jinja *j, Buf *b, double f);
 Val val_from_json(Jinja *j, const json_t *v);
-bool num_parse(ByteSpan s, bool floats,
-               Val *out); /* parses a Python number literal; spaces and sign allowed */
+/* parses a Python number literal; spaces and sign allowed */
+bool num_parse(ByteSpan s, bool floats, Val *out);
 
 /* ---- operations ---- */
 Val op_binary(Jinja *j, int op, Val a, Val b);
@@ -297,8 +297,8 @@ Val eval(Jinja *j, Scope *s, const AstNode *n);
 Val to_json(Jinja *j, Val v, const CallArgs *args);
 ByteSpan str_strip(Jinja *j, ByteSpan s, const Val *chars, bool left, bool right);
 Val str_percent(Jinja *j, ByteSpan format, Val args);
-ByteSpan str_case(Jinja *j, ByteSpan s,
-                  int how); /* 'u' upper, 'l' lower, 'c' capitalize, 't' title of str.title() */
+/* 'u' upper, 'l' lower, 'c' capitalize, 't' title of str.title() */
+ByteSpan str_case(Jinja *j, ByteSpan s, int how);
 ByteSpan str_replace(Jinja *j, ByteSpan s, ByteSpan old, ByteSpan with, int64_t max);
 void scope_set(Jinja *j, Scope *s, ByteSpan name, Val v);
 
