@@ -402,7 +402,7 @@ open_tokenizer(llmc_model *m, SourceKind kind, const char *source, const llmc_op
 
 	if (!path || !file_exists(path)) {
 		labels_read(NULL, n_label, &m->arena, &m->labels);
-		return LLMC_OK;
+		return tokenizer_set_template(m->tokenizer, opt->chat_template, err);
 	}
 	char *slash;
 	if (!file_is_dir(path) && strlen(path) > 12 &&
@@ -422,11 +422,6 @@ open_tokenizer(llmc_model *m, SourceKind kind, const char *source, const llmc_op
 		log_line(opt->log, opt->log_user, absent ? LLMC_LOG_DEBUG : LLMC_LOG_WARNING,
 		         "no tokenizer, prompts are token ids: %s", why.text);
 	}
-	if (!opt->chat_template)
-		return LLMC_OK;
-	if (!m->tokenizer)
-		return error_set(err, LLMC_E_INPUT,
-		                 "the model has no tokenizer, so it cannot have a chat template");
 	return tokenizer_set_template(m->tokenizer, opt->chat_template, err);
 }
 

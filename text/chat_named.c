@@ -22,18 +22,36 @@ put_names(Strbuf *b)
 			              (int)(strlen(path + n) - strlen(SUFFIX)), path + n);
 }
 
+static bool
+is_jinja(const char *text)
+{
+	return strstr(text, "{{") || strstr(text, "{%");
+}
+
+static llmc_status
+read_source(const char *path, Strbuf *out, llmc_error *err)
+{
+	TRY(file_read(path, MAX_FILE, out, err));
+	if (!out->failed && (!is_jinja(strbuf_str(out)) || memchr(out->data, 0, out->len)))
+		return error_set(err, LLMC_E_INPUT,
+		                 "%.200s is no Jinja template: it has %s. Name the file of a chat "
+		                 "template.",
+		                 path, is_jinja(strbuf_str(out)) ? "NUL bytes" : "no {{ or {%");
+	return LLMC_OK;
+}
+
+/* A name means the library's template even if there is such a file or folder: "./chatml" is that
+ * file. */
 static llmc_status
 find_source(const char *what, Strbuf *out, llmc_error *err)
 {
 	Strbuf path = { 0 }, names = { 0 };
 	size_t n = 0;
 
-	if (strstr(what, "{{") || strstr(what, "{%")) {
+	if (is_jinja(what)) {
 		strbuf_puts(out, what);
 		return LLMC_OK;
 	}
-	if (file_exists(what))
-		return file_read(what, MAX_FILE, out, err);
 	strbuf_printf(&path, "%s%s%s", FOLDER, what, SUFFIX);
 	const char *own = path.failed ? NULL : embed_find(strbuf_str(&path), &n);
 	strbuf_release(&path);
@@ -41,6 +59,8 @@ find_source(const char *what, Strbuf *out, llmc_error *err)
 		strbuf_add(out, own, n);
 		return LLMC_OK;
 	}
+	if (file_exists(what) && !file_is_dir(what))
+		return read_source(what, out, err);
 	put_names(&names);
 	llmc_status s = error_set(
 	    err, LLMC_E_INPUT,
@@ -65,13 +85,19 @@ tokenizer_set_template(llmc_tokenizer *t, const char *what, llmc_error *err)
 	Strbuf source = { 0 };
 	llmc_error why = { 0 };
 
+	if (!what)
+		return LLMC_OK;
+	if (!t)
+		return error_set(err, LLMC_E_INPUT,
+		                 "the model has no tokenizer, so it cannot have a chat template");
 	if (setjmp(t->arena.oom)) {
 		strbuf_release(&source);
 		return error_set(err, LLMC_E_MEMORY, "chat template: out of memory");
 	}
-	if (find_source(what, &source, err) != LLMC_OK) {
+	const llmc_status found = find_source(what, &source, err);
+	if (found != LLMC_OK) {
 		strbuf_release(&source);
-		return err->code;
+		return found;
 	}
 	if (source.failed)
 		longjmp(t->arena.oom, 1);

@@ -344,8 +344,9 @@ llmc_status added_add(llmc_tokenizer *t, AddedToken a, llmc_error *err);
 /* Implements llmc_tokenizer_open. *absent: the folder or file has no tokenizer, so the error is not
  * a fault */
 llmc_status tokenizer_open(const char *path, llmc_tokenizer **out, bool *absent, llmc_error *err);
-/* Replace the chat template. `what`: a file, the name of a template in configs/chat_templates/, or
- * a template's own source. E_INPUT: `what` is none of these, or its syntax is wrong. */
+/* Replace the chat template. `what`: the name of a template in configs/chat_templates/, a file, or
+ * a template's own source; NULL: keep it. E_INPUT: `what` is none of these, its syntax is wrong, or
+ * t is NULL. */
 llmc_status tokenizer_set_template(llmc_tokenizer *t, const char *what, llmc_error *err);
 /* Last step of every loader: finds byte ids, builds the matcher of added tokens, and sets
  * limits. */

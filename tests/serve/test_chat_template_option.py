@@ -98,6 +98,29 @@ def test_a_file_or_a_source_replaces_the_template(serve, tiny_folder, tmp_path):
             assert s.get("/props").json()["chat_template"].rstrip() == source.rstrip()
 
 
+def test_a_name_is_no_file(tiny_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gemma").mkdir()
+    (tmp_path / "chatml").write_text("{{ messages[0].content }}")
+    for value, want in (
+        ("gemma", WANT["gemma"]),
+        ("chatml", WANT["chatml"]),
+        ("./chatml", SAID[0][1]),
+    ):
+        with llmc.open(tiny_folder, arch="generic", no_weights=True, chat_template=value) as m:
+            assert m.tokenizer.chat(MESSAGES) == want
+    (tmp_path / "plain").write_text("no marks")
+    (tmp_path / "nul").write_bytes(b"{{ messages }}\0{{ 1 }}")
+    for value, word in (
+        ("./gemma", "no such file"),
+        ("plain", "no {{ or {%"),
+        ("nul", "NUL bytes"),
+        ("", "no such file"),
+    ):
+        with pytest.raises(llmc.Error, match=word):
+            llmc.open(tiny_folder, arch="generic", no_weights=True, chat_template=value)
+
+
 @pytest.mark.parametrize(
     "options,word",
     [
