@@ -20,6 +20,7 @@ typedef struct Embeddings {
 	bool base64;
 	EmbeddingsForm form;
 	int32_t dimensions; /* 0: full length */
+	int64_t norm;       /* llama.cpp's embd_normalize */
 } Embeddings;
 
 /* ---- requests ---- */
@@ -65,7 +66,7 @@ embeddings_text(const Generation *g, const json_t *v, const char *what, size_t i
 	int32_t most = g->model->max_total;
 
 	if (json_is_array(v)) {
-		if (!token_ids(v, g->model->back.info.vocab, "input", &sub->tok, &sub->n_tok, p))
+		if (!token_ids(v, g->model->back.info.vocab, what, &sub->tok, &sub->n_tok, p))
 			return false;
 	} else if (!json_is_string(v)) {
 		return problem(p, 400, what,
@@ -184,32 +185,31 @@ read_prompt(const Generation *g, const json_t *o, const char **text, bool *named
 }
 
 static bool
-with_prompt(Generation *g, const json_t *v, const char *prompt, bool named, size_t i, bool cut,
-            Problem *p)
+with_prompt(Generation *g, const char *key, const json_t *v, const char *prompt, bool named,
+            size_t i, bool cut, Problem *p)
 {
 	if (!json_is_string(v) && named)
-		return problem(p, 400, "input",
-		               "Invalid 'input[%zu]': token ids have no prompt before them; send "
+		return problem(p, 400, key,
+		               "Invalid '%s[%zu]': token ids have no prompt before them; send "
 		               "a string.",
-		               i);
+		               key, i);
 	if (!json_is_string(v) || !*prompt)
-		return embeddings_text(g, v, "input", i, cut, &g->sub[i], p);
+		return embeddings_text(g, v, key, i, cut, &g->sub[i], p);
 	Strbuf text = { 0 };
 	strbuf_puts(&text, prompt);
 	strbuf_add(&text, json_string_value(v), json_string_length(v));
 	json_t *both = text.failed ? NULL : json_stringn(strbuf_str(&text), text.len);
 	strbuf_release(&text);
-	bool ok =
-	    both ? embeddings_text(g, both, "input", i, cut, &g->sub[i], p) : problem_memory(p);
+	bool ok = both ? embeddings_text(g, both, key, i, cut, &g->sub[i], p) : problem_memory(p);
 	json_decref(both);
 	return ok;
 }
 
-/* Read one string, one list of ids, or a list of either. */
+/* Read one string, one list of ids, or a list of either. key: name of the field */
 static bool
-read_input(Generation *g, const json_t *o, bool cut, Problem *p)
+read_input(Generation *g, const json_t *o, const char *key, bool cut, Problem *p)
 {
-	const json_t *v = json_object_get(o, "input");
+	const json_t *v = json_object_get(o, key);
 	const char *prompt;
 	bool named;
 	const json_t *first = json_array_get(v, 0);
@@ -217,18 +217,18 @@ read_input(Generation *g, const json_t *o, bool cut, Problem *p)
 	size_t n = one ? 1 : json_array_size(v);
 
 	if (!v || json_is_null(v))
-		return openai_missing(p, "input");
+		return openai_missing(p, key);
 	if (!one && !json_is_array(v))
 		return problem(
-		    p, 400, "input",
-		    "Invalid type for 'input': expected a string, an array of strings, an array of "
+		    p, 400, key,
+		    "Invalid type for '%s': expected a string, an array of strings, an array of "
 		    "token ids or an array of such arrays, but got %s instead.",
-		    json_type_name(v));
-	if (!embeddings_count(g, "input", n, p) || !gen_prompts(g, (int32_t)n, p) ||
+		    key, json_type_name(v));
+	if (!embeddings_count(g, key, n, p) || !gen_prompts(g, (int32_t)n, p) ||
 	    !read_prompt(g, o, &prompt, &named, p))
 		return false;
 	for (size_t i = 0; i < n; i++)
-		if (!with_prompt(g, one ? v : json_array_get(v, i), prompt, named, i, cut, p))
+		if (!with_prompt(g, key, one ? v : json_array_get(v, i), prompt, named, i, cut, p))
 			return false;
 	return true;
 }
@@ -261,27 +261,19 @@ embeddings_pool(Generation *g, const json_t *o, Problem *p)
 	       field_bool(o, "use_activation", &g->er.normalize, p); /* vLLM's name */
 }
 
-/* Read llama.cpp's embd_normalize: 2, the default, is the Euclidean length, -1 leaves the vector.
- */
+/* Read llama.cpp's own fields. input comes before content. */
 static bool
 read_lcpp(Generation *g, const json_t *o, Problem *p)
 {
-	int64_t norm = 2;
+	Embeddings *own = gen_own(g);
+	const json_t *input = json_object_get(o, "input");
+	const bool by_content = (!input || json_is_null(input)) && json_object_get(o, "content");
 
-	if (!field_int(o, "embd_normalize", -1, 2, &norm, NULL, p))
+	own->norm = 2;
+	if (!field_int(o, "embd_normalize", -1, INT32_MAX, &own->norm, NULL, p))
 		return false;
-	if (norm == 0 || norm == 1)
-		return problem(p, 400, "embd_normalize",
-		               "Invalid 'embd_normalize': expected 2 (Euclidean length) or -1 "
-		               "(none).");
-	g->er.normalize = norm == 2;
-	json_t *content = json_object_get(o, "content");
-	if (json_object_get(o, "input") || !content)
-		return read_input(g, o, false, p);
-	json_t *in = json_pack("{s:O}", "input", content);
-	bool ok = in ? read_input(g, in, false, p) : problem_memory(p);
-	json_decref(in);
-	return ok;
+	g->er.normalize = own->norm == 2;
+	return read_input(g, o, by_content ? "content" : "input", false, p);
 }
 
 static bool
@@ -303,7 +295,8 @@ read_embeddings(Generation *g, const json_t *o, const void *form, Problem *p)
 		bool truncate = true;
 		g->er.normalize = true;
 		return keep_alive_read(g->req, o, NULL, p) &&
-		       field_bool(o, "truncate", &truncate, p) && read_input(g, o, truncate, p);
+		       field_bool(o, "truncate", &truncate, p) &&
+		       read_input(g, o, "input", truncate, p);
 	}
 	if (own->form == OF_LCPP)
 		return read_lcpp(g, o, p);
@@ -315,7 +308,7 @@ read_embeddings(Generation *g, const json_t *o, const void *form, Problem *p)
 	if (!embeddings_truncation(o, &cut, p))
 		return false;
 	own->base64 = json_is_string(format) && !strcmp(json_string_value(format), "base64");
-	return read_input(g, o, cut, p);
+	return read_input(g, o, "input", cut, p);
 }
 
 /* ---- answers ---- */
@@ -346,16 +339,23 @@ embeddings_floats(Strbuf *b, const float *x, size_t n)
 	strbuf_putc(b, ']');
 }
 
-/* Truncate to n dimensions and, if `normalize`, rescale to unit length. */
+/* Scale by llama.cpp's embd_normalize. 0: the largest absolute value becomes 32760; p of 1 or more:
+ * the p-norm becomes 1; -1: unchanged. */
 static void
-shorten(float *x, int32_t n, bool normalize)
+scale(float *x, int32_t n, int64_t p)
 {
-	double square = 0;
+	double most = 0, sum = 0;
 
 	for (int32_t i = 0; i < n; i++)
-		square += (double)x[i] * (double)x[i];
-	for (int32_t i = 0; normalize && square > 0 && i < n; i++)
-		x[i] = (float)((double)x[i] / sqrt(square));
+		most = fmax(most, fabs((double)x[i]));
+	if (p < 0 || !(most > 0))
+		return;
+	/* a share of the largest value has powers that fit */
+	for (int32_t i = 0; p > 0 && i < n; i++)
+		sum += pow(fabs((double)x[i]) / most, (double)p);
+	const double norm = p == 0 ? most / 32760 : most * pow(sum, 1 / (double)p);
+	for (int32_t i = 0; i < n; i++)
+		x[i] = (float)((double)x[i] / norm);
 }
 
 static void
@@ -373,8 +373,10 @@ on_finish(Generation *g, SubRequest *sub, Choice *c, const llmc_event *ev)
 		return;
 	}
 	memcpy(x, ev->vector, (size_t)n * sizeof *x);
-	if (n < ev->n_vector)
-		shorten(x, n, g->er.normalize);
+	if (n < ev->n_vector && g->er.normalize)
+		scale(x, n, 2);
+	if (own->form == OF_LCPP && !g->er.normalize)
+		scale(x, n, own->norm);
 	if (own->base64) {
 		strbuf_putc(&c->text, '"');
 		put_base64(&c->text, (const unsigned char *)x, (size_t)n * sizeof *x);

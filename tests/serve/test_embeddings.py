@@ -363,13 +363,32 @@ def test_llama_cpps_form(server, want):
     plain = server.post("/embedding", {"content": TEXTS, "embd_normalize": -1}).json()
     raw = server.post("/v1/embeddings", {"input": TEXTS, "normalize": False}).json()["data"]
     assert [a["embedding"] for a in plain] == [[v["embedding"]] for v in raw]
+    top = server.post("/embedding", {"content": TEXTS, "embd_normalize": 0}).json()
+    assert [max(map(abs, a["embedding"][0])) for a in top] == pytest.approx([32760] * 3)
+    for p in (1, 3, 2**31 - 1):
+        for a, b in zip(
+            plain, server.post("/embedding", {"content": TEXTS, "embd_normalize": p}).json()
+        ):
+            a, b = a["embedding"][0], b["embedding"][0]
+            most = max(map(abs, a))
+            norm = most * sum((abs(x) / most) ** p for x in a) ** (1 / p)
+            assert b == pytest.approx([x / norm for x in a], rel=1e-5)
+    for body in (
+        {"content": 5},
+        {"content": []},
+        {"content": [{}]},
+        {"content": [[10**9]]},
+        {"input": None, "content": []},
+    ):
+        error = server.post("/embedding", body).json()["error"]
+        assert error["param"].startswith("content") and "content" in error["message"], body
     for body in (
         {},
         {"content": None},
         {"content": []},
         {"content": {"a": 1}},
         {"content": [[10**9]]},
-        {"content": "a", "embd_normalize": 1},
+        {"content": "a", "embd_normalize": -2},
         {"content": "a", "embd_normalize": "x"},
     ):
         r = server.post("/embedding", body)
