@@ -202,7 +202,11 @@ lcpp_begin(Generation *g, const json_t *o, Problem *p)
 			return problem_memory(p);
 	}
 	put_settings(g, o, &g->asked);
-	return !g->asked.failed || problem_memory(p);
+	if (g->asked.failed)
+		return problem_memory(p);
+	/* a whole answer repeats them for each choice */
+	const size_t copies = g->stream ? 1 : 1 + (size_t)(g->n_sub * g->n);
+	return req_charge(g->req, copies * g->asked.cap) || problem_busy(p);
 }
 
 static void
@@ -321,12 +325,13 @@ select_fields(const Lcpp *own, Strbuf *b, size_t from)
 
 	if (!own->fields || b->failed)
 		return;
-	all = json_parse(b->data + from, b->len - from, 0, NULL, NULL);
+	all = json_parse(b->data + from, b->len - from, JSON_ALLOW_NUL, NULL, NULL);
 	out = json_object();
 	json_array_foreach (own->fields, i, path)
 		if ((v = value_at(all, json_string_value(path))) != NULL)
 			json_object_set(out, json_string_value(path), v);
-	char *text = all && out ? json_dumps(out, JSON_COMPACT) : NULL;
+	/* json_num writes at most 12 digits */
+	char *text = all && out ? json_dumps(out, JSON_COMPACT | JSON_REAL_PRECISION(12)) : NULL;
 	b->len = from;
 	if (text)
 		strbuf_puts(b, text);
@@ -428,10 +433,11 @@ add_token(Generation *g, SubRequest *sub, Choice *c, const llmc_event *ev)
 	strbuf_add(&c->text, ev->text, n);
 	const size_t before = c->text.len - (c->text.failed ? c->text.len : n);
 	size_t cut = 0;
-	if (ev->kind == LLMC_EVENT_TOKEN && n && ends_here(g, c, ev->time_s, &cut)) {
+	if (n && !c->text.failed && ends_here(g, c, ev->time_s, &cut)) {
 		c->text.len = cut > before ? cut : before;
 		n = c->text.len - before;
-		gen_enough(g, sub, c, ev->request);
+		if (ev->kind == LLMC_EVENT_TOKEN)
+			gen_enough(g, sub, c, ev->request);
 	}
 	if (g->stream) {
 		if (ev->token >= 0 || n)

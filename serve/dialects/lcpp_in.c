@@ -69,7 +69,7 @@ lcpp_translate(const json_t *in, Problem *p)
 	return out;
 }
 
-/* Read n_predict by the first of its names that the body has. */
+/* Read n_predict by the last of its names that the body has. */
 static bool
 read_length(Generation *g, const json_t *o, Problem *p)
 {
@@ -103,6 +103,11 @@ read_response_fields(Lcpp *own, const json_t *o, Problem *p)
 			               "Invalid type for 'response_fields[%zu]': expected a "
 			               "string, but got %s instead.",
 			               i, json_type_name(one));
+		else if (strlen(json_string_value(one)) != json_string_length(one))
+			return problem(p, 400, "response_fields",
+			               "Invalid 'response_fields[%zu]': expected a string "
+			               "without NUL characters.",
+			               i);
 	if (json_array_size(v))
 		own->fields = json_incref(v);
 	return true;

@@ -353,17 +353,24 @@ openai_choice_timings(const Generation *g, const SubRequest *sub, const Choice *
 	            g->hide_new ? 0 : c->n_new, c->prefill_s, c->decode_s);
 }
 
+/* The vocabulary of a model may be larger than that of its tokenizer: such ids have no text. */
 void
 openai_put_prompt(const Generation *g, const SubRequest *sub, Strbuf *b)
 {
+	const llmc_tokenizer *tok = g->model->back.tok;
+	int32_t *ids = malloc((sub->n_tok + 1) * sizeof *ids);
 	Problem p = { 0 };
 	char *text = NULL;
-	size_t n = 0;
+	size_t n_ids = 0, n = 0;
 
-	if (g->model->back.tok && !detokenize_prompt(g->model, sub->tok, sub->n_tok, &text, &n, &p))
+	for (size_t i = 0; ids && tok && i < sub->n_tok; i++)
+		if (sub->tok[i] < llmc_tokenizer_size(tok))
+			ids[n_ids++] = sub->tok[i];
+	if (!ids || (tok && !detokenize_prompt(g->model, ids, n_ids, &text, &n, &p)))
 		b->failed = true;
 	json_str(b, text ? text : "", n);
 	free(text);
+	free(ids);
 }
 
 void

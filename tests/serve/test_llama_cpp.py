@@ -3,8 +3,10 @@ compared with those of an engine that gets the same ids, and log probabilities w
 /v1/completions; names and forms are those of llama.cpp's description of its server."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import tiny_model
 
 import llmc
 
@@ -169,6 +171,10 @@ def test_indentation_ends_an_answer(tiny):
         assert "".join(f["content"] for f in frames) == text and frames[-1]["stop"]
     full = run(0).json()["content"]
     assert full.startswith("a\n    b\n      c\n  deee") and run(1).json()["content"] == full
+    # the last token of a limit may bring the end, too
+    for n in range(1, 21):
+        r = complete(tiny, grammar=LINES, n_predict=n, n_indent=4).json()
+        assert "a\n    b\n      c\n  ".startswith(r["content"]), n
     # each choice has its own end
     both = run(4, n_cmpl=2).json()
     assert [r["content"] for r in both] == ["a\n    b\n      c\n  "] * 2
@@ -193,6 +199,8 @@ def test_fields_of_the_answer_are_selected(tiny):
     frames = [json.loads(f) for f in complete(tiny, response_fields=fields, stream=True).frames()]
     assert set(frames[-1]) == got and "tokens" in frames[0]
     assert "generation_settings" in complete(tiny, response_fields=[]).json()
+    r = complete(tiny, "a\0b", response_fields=["prompt", "generation_settings/temperature"])
+    assert r.json()["prompt"].endswith("a\0b") and ":0.8}" in r.text
 
 
 def test_the_answer_repeats_the_settings(tiny):
@@ -273,6 +281,7 @@ WRONG = [
     ({"response_fields": "content"}, "response_fields"),
     ({"response_fields": ["a"] * 65}, "response_fields"),
     ({"response_fields": [3]}, "response_fields"),
+    ({"response_fields": ["content\0"]}, "response_fields"),
     ({"t_max_predict_ms": -2}, "t_max_predict_ms"),
     ({"n_indent": -1}, "n_indent"),
     ({"cache_prompt": 1}, "cache_prompt"),
@@ -320,6 +329,39 @@ def test_paths_without_a_version_are_the_same(tiny):
     off = tiny.post("/apply-template", {**chat, "add_generation_prompt": False}).json()
     assert off == {"prompt": "<|im_start|>user\nhello<|im_end|>\n"}
     assert tiny.post("/apply-template", {"messages": [3]}).status == 400
+
+
+def test_answers_of_repeated_settings_count_as_memory(tiny):
+    stop = ["x" * 30000] * 60
+    r = complete(tiny, stop=stop, n_predict=1, n_cmpl=2).json()
+    assert [a["generation_settings"]["stop"] for a in r] == [stop] * 2
+    body = {"prompt": ["a"] * 4, "stop": stop, "n_predict": 1, "n_cmpl": 128}
+    r = tiny.post("/completion", body)
+    assert r.status == 503 and r.json()["error"]["type"] == "unavailable_error"
+    tiny.idle()
+
+
+def test_errors_within_a_stream(everything):
+    body = {"prompt": "a", "n_predict": -1, "ignore_eos": True, "stream": True}
+    with everything(context=1 << 14) as s, ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(s.post, "/completion", body)
+        s.until(lambda: s.status()["batch"]["running"] or sent.done())
+        assert s.request("POST", "/pause?mode=abort").status == 200
+        error = json.loads(sent.result().frames()[-1])["error"]
+        assert (error["code"], error["type"]) == (503, "unavailable_error")
+
+
+def test_an_id_without_text(serve, tmp_path):
+    """A model may have more rows than its tokenizer has tokens."""
+    model = tiny_model.build(tmp_path / "tiny", padding=8)
+    with llmc.open(model, arch="generic", no_weights=True) as m:
+        size = len(m.tokenizer)
+        assert size < m.info["vocab"]
+    with serve(model, "--arch", "generic", "-t", "1") as s:
+        for stream in (False, True):
+            r = s.post("/completion", {"prompt": [5, size], "n_predict": 2, "stream": stream})
+            last = json.loads(r.frames()[-1]) if stream else r.json()
+            assert last["stop"] and last["tokens_evaluated"] == 2, r.text
 
 
 def test_health_and_slots(tiny):
