@@ -497,13 +497,16 @@ add_listed(Schema *s, Members *m, const json_t *o, const Path *p)
 		add_name(s, &m->names, key);
 		const json_t *own =
 		    is_allowed_name(s, o, key, p) ? schema_member(s, o, key, p, 0) : json_false();
-		if (json_is_false(own) && must)
+		const Path here = { &(Path){ p, "properties" }, key };
+		if (json_is_false(own) && must) {
+			schema_value(s, own, &here); /* for the error: the property has no value */
 			return false;
+		}
 		if (!json_is_false(own))
-			member(s, &m->v, m->how,
-			       member_of(s, fixed_key(s, key, m->arguments), own,
-			                 &(Path){ &(Path){ p, "properties" }, key }, m->arguments),
-			       must ? ORDER_MUST : ORDER_MAY);
+			member(
+			    s, &m->v, m->how,
+			    member_of(s, fixed_key(s, key, m->arguments), own, &here, m->arguments),
+			    must ? ORDER_MUST : ORDER_MAY);
 	}
 	return true;
 }
