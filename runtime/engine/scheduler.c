@@ -331,14 +331,24 @@ open_request(Sched *s, SchedReq *r, StepBudget *b)
 	}
 }
 
+/* May a waiting request start before the oldest preempted choice resumes? It would preempt that
+ * choice again, or take its sequence. */
+static bool
+precedes_preempted(const Sched *s, const SchedReq *r)
+{
+	const SchedSeq *c = s->preempted.oldest;
+
+	return !c || r->priority < c->req->priority ||
+	       (s->n_yielded == s->preempted.n && sched_would_yield(c, r));
+}
+
 static void
 start(Sched *s, StepBudget *b)
 {
 	while (s->first && b->tokens > 0 && b->prefill > 0) {
 		SchedReq *r = sched_next(s);
 		SchedSeq *c = &r->seq[0];
-		if (s->preempted.n && r->priority >= s->preempted.oldest->req->priority &&
-		    s->n_yielded < s->preempted.n)
+		if (!precedes_preempted(s, r))
 			return;
 		if (!has_tokens(s, r) || is_partial_page(s, b, r->n_prompt))
 			return;
@@ -355,6 +365,7 @@ start(Sched *s, StepBudget *b)
 		r->started = true;
 		r->n_cached = c->n_done;
 		s->total_tokens += sched_cost(r);
+		sched_client_charge(s, r, r->n_prompt - c->n_done);
 		s->prefix_queries += use_prefix(s, c) ? (uint64_t)r->n_prompt : 0;
 		s->prefix_hits += (uint64_t)c->n_done;
 		s->n_started++;
@@ -367,14 +378,10 @@ resume(Sched *s, StepBudget *b)
 {
 	while (s->preempted.oldest && b->tokens > 0) {
 		SchedSeq *c = s->preempted.oldest;
-		/* a waiting request of better priority would preempt the choice again. If that
-		 * request waits for total_tokens, resume: it cannot start before this choice has
-		 * ended */
+		/* a request that waits for total_tokens cannot start before this choice has ended
+		 */
 		const SchedReq *r = sched_next(s);
-		if (r && r->priority < c->req->priority && has_tokens(s, r))
-			return;
-		if (r && s->n_yielded == s->preempted.n && sched_would_yield(c, r) &&
-		    has_tokens(s, r))
+		if (r && precedes_preempted(s, r) && has_tokens(s, r))
 			return;
 		if ((b->prefill < 1 || is_partial_page(s, b, c->n_tok)) && !c->saved)
 			return;
@@ -480,7 +487,6 @@ sched_chunk_done(Sched *s, int32_t i)
 	SchedSeq *c = s->chunk_seq[i];
 
 	c->n_done += s->chunk[i].n_tok - c->n_draft_tokens;
-	sched_client_charge(s, c->req, s->chunk[i].n_tok - c->n_draft_tokens);
 	if (!s->lim.no_prefix && !c->n_draft_tokens)
 		s->ops.prefix_keep(s->ops.user, c->q, c->tok);
 	return c->n_done == c->n_tok;
@@ -519,7 +525,7 @@ sched_push(Sched *s, SchedSeq *c, int32_t id)
 {
 	bool accepted = c->n_tok < c->n_done + c->n_draft_tokens && c->tok[c->n_tok] == id;
 
-	(void)s;
+	sched_client_charge(s, c->req, 1);
 	c->req->forked = true; /* the prompt has produced its first token */
 	c->tok[c->n_tok++] = id;
 	return accepted;
@@ -568,14 +574,20 @@ sched_check(const Sched *s)
 		return "the number of waiting requests is wrong";
 	for (const SchedSeq *c = s->running.oldest; c; c = c->younger)
 		reserved += sched_reserve(c->req);
-	int32_t waiting = s->spare_client.n_waiting, held = s->spare_client.n_held;
+	int32_t waiting = s->spare_client.n_waiting, held = s->spare_client.n_held, yielded = 0,
+	        turns = waiting > 0;
+	for (const SchedSeq *c = s->preempted.oldest; c; c = c->younger)
+		yielded += c->yielded;
+	if (yielded != s->n_yielded)
+		return "the number of choices that yielded is wrong";
 	for (const SchedClient *t = s->client; t; t = t->next) {
 		if (t->n_req < 1 || t->n_waiting < 0 || t->n_held < 0)
 			return "a client has impossible counts";
 		waiting += t->n_waiting;
+		turns += t->n_waiting > 0;
 		held += t->n_held;
 	}
-	if (waiting != s->n_waiting || held != s->running.n + s->reserved)
+	if (waiting != s->n_waiting || turns != s->n_turns || held != s->running.n + s->reserved)
 		return "the counts of clients are wrong";
 	if (reserved != s->reserved || s->running.n + s->reserved > s->lim.seqs)
 		return "more sequences are reserved than exist";

@@ -102,7 +102,9 @@ typedef struct SchedSeq {
 /* Client with requests that wait or run */
 typedef struct SchedClient {
 	uint64_t id;
-	double served; /* tokens that ran; raised when its first request begins to wait */
+	/* prompt tokens of started requests and new tokens; raised when its first request begins to
+	 * wait */
+	double served;
 	int32_t n_req, n_waiting;
 	int32_t n_held; /* sequences that it runs, and those reserved for forks */
 	struct SchedClient *next;
@@ -146,6 +148,7 @@ struct Sched {
 	int32_t n_yielded; /* preempted choices that yielded */
 	uint64_t n_age;
 	SchedClient *client;      /* with requests */
+	int32_t n_turns;          /* clients with waiting requests */
 	double turn;              /* tokens that a client with waiting requests got on average */
 	SchedClient spare_client; /* client of requests that arrive while memory is short */
 	int32_t reserved;         /* sequences reserved for choices that have not been forked yet */

@@ -43,8 +43,10 @@ sched_client_add(Sched *s, SchedReq *r)
 	}
 	if (!c)
 		c = s->client ? s->client : &s->spare_client;
-	if (c->n_waiting++ == 0)
+	if (c->n_waiting++ == 0) {
+		s->n_turns++;
 		raise_count(s, c);
+	}
 	c->n_req++;
 	r->of = c;
 }
@@ -66,14 +68,8 @@ sched_client_remove(Sched *s, SchedReq *r)
 void
 sched_client_charge(Sched *s, SchedReq *r, int32_t n_tok)
 {
-	int32_t n = 0;
-
-	if (!r->of) /* cancelled during the step */
-		return;
-	for (const SchedClient *c = s->client; c; c = c->next)
-		n += c->n_waiting > 0;
 	r->of->served += n_tok;
-	s->turn += (double)n_tok / (n ? n : 1);
+	s->turn += (double)n_tok / (s->n_turns ? s->n_turns : 1);
 }
 
 SchedReq *

@@ -27,7 +27,8 @@ void sched_rollback(Sched *s, SchedSeq *c, int32_t certain);
 /* Add a request that begins to wait to its client; out of memory: to any client */
 void sched_client_add(Sched *s, SchedReq *r);
 void sched_client_remove(Sched *s, SchedReq *r); /* the request is over */
-/* Count tokens that ran. */
+/* Count the tokens of a prompt that starts, or new tokens. Tokens that run again are not counted.
+ */
 void sched_client_charge(Sched *s, SchedReq *r, int32_t n_tok);
 SchedReq *sched_next(const Sched *s); /* waiting request that starts next; NULL: none waits */
 /* Choice that yields its sequence to a waiting request; NULL: none */

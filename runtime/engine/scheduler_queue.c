@@ -194,7 +194,7 @@ sched_unwait(Sched *s, SchedReq *r)
 	*at = r->next;
 	s->last = r->next ? s->last : before;
 	s->n_waiting--;
-	r->of->n_waiting--;
+	s->n_turns -= --r->of->n_waiting == 0;
 }
 
 void
