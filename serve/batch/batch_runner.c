@@ -224,13 +224,18 @@ submit_line(BatchRun *run, size_t i)
 }
 
 /* Report whether to retry a line. A refusal for lack of capacity is always retried, another server
- * error up to MAX_TRIES times. A failed engine is not the line's fault, so the line waits for the
- * next start of the server. */
+ * error up to MAX_TRIES times. A line waits while its model's device is lost. If the device failed
+ * during the line, this counts as a try, because the line may be the cause; if the model cannot be
+ * opened again, the line waits for the next start of the server. */
 static bool
 may_wait(const Req *r, BatchLine *line)
 {
-	return r->status == 429 || (r->status >= 500 && models_failed(r->srv)) ||
-	       (r->status == 503 && line->tries++ < MAX_TRIES);
+	pthread_mutex_lock(&r->srv->lock);
+	const bool lost = r->slot && slot_failed(r->slot),
+	           waits = lost && (r->status == 503 || (r->status >= 500 && !r->slot->src.open));
+	pthread_mutex_unlock(&r->srv->lock);
+	return r->status == 429 || waits ||
+	       ((r->status == 503 || r->device_failed) && line->tries++ < MAX_TRIES);
 }
 
 static void

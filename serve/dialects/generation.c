@@ -145,7 +145,7 @@ submit_problem(Generation *g, llmc_status status, const llmc_error *err, Problem
 	default:
 		if (status == LLMC_E_DEVICE) {
 			pthread_mutex_lock(&g->srv->lock);
-			g->model->failed = true;
+			g->model->failed = g->req->device_failed = true;
 			pthread_mutex_unlock(&g->srv->lock);
 		}
 		problem(p, 500, NULL, "%s", err->text);
@@ -440,7 +440,7 @@ fail(Generation *g, llmc_status status, const char *text)
 		req_cancel(g->req);
 	}
 	if (status == LLMC_E_DEVICE)
-		g->model->failed = true;
+		g->model->failed = g->req->device_failed = true;
 	pthread_mutex_unlock(&g->srv->lock);
 }
 

@@ -62,7 +62,8 @@ struct Req {
 	/* model of a route with RT_MODEL, set while a worker handles the request; holds a
 	 * reference */
 	ServedModel *model;
-	bool all_models; /* a /sleep call for all models */
+	bool device_failed; /* the device failed during its generation; under Server.lock */
+	bool all_models;    /* a /sleep call for all models */
 	LoadReply reply;
 	char allow_origin[256];
 	const char *allow_headers; /* headers that a preflight requested */

@@ -86,9 +86,9 @@ struct Slot {
 	int32_t max_input, max_total;
 	ServedModel *model; /* NULL: asleep */
 	bool loading, removed;
-	bool lost;           /* its device has failed, and it could not be opened again yet */
-	double lost_until;   /* requests open it again after this time */
-	char lost_text[256]; /* why it could not be opened */
+	bool lost;           /* its device failed, and it has not been opened again yet */
+	double lost_until;   /* it is not opened again before this time */
+	char lost_text[256]; /* reason why it could not be opened */
 	bool paused;         /* requests wait, except those of RT_UNPAUSED */
 	/* ... and those that had its model before, but do not generate yet, are refused */
 	bool cancels;
@@ -148,9 +148,9 @@ void models_unknown(Server *s, const char *name, Problem *p); /* 404 that lists 
  * longer belongs to the caller. */
 bool models_take(Server *s, Req *r, Problem *p);
 /* Return, with a reference, a loaded model that has not generated successfully since its last
- * failure; NULL: none. *ill: an engine has failed. */
+ * failure; NULL: none. *ill: an engine has failed; it is opened again. */
 ServedModel *models_unproven(Server *s, bool *ill);
-bool models_failed(Server *s);    /* an engine has failed for good */
+bool models_failed(Server *s);    /* an engine has failed */
 void model_ref(ServedModel *m);   /* lock held */
 void model_unref(ServedModel *m); /* lock not held */
 int models_number(Server *s);     /* number of slots, including removed ones */
@@ -173,9 +173,15 @@ void models_forget(Server *s, Slot *t, Req *r);
 bool models_remove(Server *s, const char *name, Problem *p);
 const char *slot_state(const Slot *t); /* "loaded", "loading", "unloaded", "failed"; lock held */
 bool slot_failed(const Slot *t);       /* its device is lost; lock held */
-/* Before a request uses a slot whose device is lost: retire the engine, so that the request opens
- * it again. False: it could not be opened a moment ago. Lock held. */
+Slot *slot_owner(Server *s, Slot *t);  /* slot of the engine that t uses; lock held */
+/* Before a slot is used whose device is lost: retire the engine, so that it is opened again, at
+ * most every SLOT_REOPEN_S seconds. False: there is no engine, because it could not be opened a
+ * moment ago. Lock held. */
+enum { SLOT_REOPEN_S = 10 };
 bool slot_revive(Server *s, Slot *t);
+/* Open all models again whose devices are lost. While /health fails, a load balancer sends no
+ * request that would do so. Lock held. */
+void slots_revive(Server *s);
 /* Append {"value":...} with the progress of a model that is being loaded; lock held. */
 void slot_status(const Slot *t, Strbuf *b);
 /* Seconds that an idle engine stays open; negative: for ever. Lock held. */

@@ -221,23 +221,43 @@ slot_failed(const Slot *t)
 	return !t->removed && (t->lost || model_failed(t->model));
 }
 
+Slot *
+slot_owner(Server *s, Slot *t)
+{
+	Slot *base = slot_base(s, t);
+
+	return base ? base : t;
+}
+
 bool
 slot_revive(Server *s, Slot *t)
 {
-	enum { REOPEN_S = 10 };
-	Slot *base = slot_base(s, t), *owner = base ? base : t;
+	Slot *o = slot_owner(s, t);
 	const double now = clock_now();
+	const bool failed = model_failed(t->model) || model_failed(o->model),
+	           opens = o->loading || o->wanted || slot_is_awaited(s, o);
 
-	if (model_failed(t->model) || model_failed(owner->model))
-		owner->lost = true;
-	if (!owner->lost || !owner->src.open)
+	/* ranks are other processes, or have lost one: all start anew */
+	if ((!failed && !o->lost) || !o->src.open || o->about.info.ranks > 1 || opens)
 		return true;
-	if (now < owner->lost_until) /* a failed engine answers with its error */
+	if (now < o->lost_until) /* a failed engine answers with its error */
 		return t->model != NULL;
-	owner->lost_until = now + REOPEN_S;
-	if (owner->model)
-		model_retire(s, owner);
+	o->lost_until = now + SLOT_REOPEN_S;
+	if (o->model)
+		model_retire(s, o);
+	o->lost = true;
 	return true;
+}
+
+void
+slots_revive(Server *s)
+{
+	for (int i = 0; i < s->n_slots; i++) {
+		Slot *t = s->slot[i], *owner = slot_owner(s, t);
+		if (slot_failed(t) && !t->paused && !s->closing && slot_revive(s, t) &&
+		    !owner->model && owner->lost && !owner->wanted && !owner->loading)
+			slot_want(s, owner);
+	}
 }
 
 /* Retire the slot's model: it gets no new requests; lock held. */
@@ -249,6 +269,7 @@ model_retire(Server *s, Slot *t)
 	m->next = s->retired;
 	s->retired = m;
 	t->model = NULL;
+	t->lost = false;
 	for (int i = 0; i < s->n_slots; i++) /* retire models that borrow its engine, too */
 		if (s->slot[i]->model && s->slot[i]->model->of == m)
 			model_retire(s, s->slot[i]);

@@ -413,8 +413,9 @@ load_one(Server *s)
 		problem(&p, 503, "model", "The model '%.200s' cannot be loaded: %.700s", t->name,
 		        err.text);
 		p.code = "model_not_loaded";
-		snprintf(t->lost_text, sizeof t->lost_text, "%.250s", err.text);
 	}
+	snprintf(t->lost_text, sizeof t->lost_text, "%.250s", p.text);
+	t->lost_until = clock_now() + SLOT_REOPEN_S;
 	refuse(s, t, &p);
 	if (named != t)
 		refuse(s, named, &p);
@@ -525,6 +526,7 @@ slot_put(Server *s, Slot *t, Slot **old)
 		slot_describe(at, &t->about, t->bytes, t->max_input, t->max_total);
 		at->found = t->found;
 		at->unread = t->unread;
+		at->lost = false;
 		at->has_keep = at->sleep_when_done = at->paused = at->cancels = false;
 		t->src = src;
 		t->parent = parent;

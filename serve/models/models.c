@@ -251,7 +251,7 @@ models_take(Server *s, Req *r, Problem *p)
 	if (t->model && t->model->of)
 		t->model->of->slot->used_at = t->used_at;
 	const bool paused = t->paused && !(r->route->flags & RT_UNPAUSED);
-	const bool late = !slot_revive(s, t);
+	const bool late = !paused && !slot_revive(s, t);
 	if (t->model && !t->wanted && !paused) {
 		r->model = t->model;
 		model_ref(r->model);
@@ -260,8 +260,8 @@ models_take(Server *s, Req *r, Problem *p)
 	} else if (late) {
 		problem(p, 503, "model",
 		        "The device of the model '%.200s' has failed; it can be opened again in a "
-		        "few seconds. The last time: %s",
-		        t->name, t->lost_text);
+		        "few seconds. %s",
+		        t->name, slot_owner(s, t)->lost_text);
 		p->code = "model_failed";
 	} else if (t->n_waiting >= (t->about.max_concurrent ? t->about.max_concurrent
 	                                                    : LLMC_DEFAULT_CONCURRENT_REQUESTS)) {
@@ -307,6 +307,7 @@ models_unproven(Server *s, bool *ill)
 
 	pthread_mutex_lock(&s->lock);
 	*ill = some_failed(s);
+	slots_revive(s);
 	for (int i = 0; i < s->n_slots && !m; i++)
 		if (s->slot[i]->model && !s->slot[i]->model->healthy && !s->slot[i]->paused)
 			m = s->slot[i]->model;
@@ -445,6 +446,7 @@ models_sleep(Server *s, Slot *t, Req *r)
 			continue;
 		const bool awaited = slot_is_awaited(s, at);
 		at->sleep_when_done = at->loading || at->wanted || at->reloads.first || awaited;
+		at->lost &= awaited;
 		if (at->model && !awaited)
 			model_retire(s, at);
 	}
