@@ -201,7 +201,7 @@ llmc_forward_images(llmc_session *s, const llmc_chunk *chunk, size_t n, const ll
 {
 	const bool tower = s->model->plan->vision == VISION_TOWER;
 	const int64_t most = plan_segment(s->model->plan);
-	StepRows *own = rows ? calloc(n + 1, sizeof *own) : NULL;
+	StepRows *own = rows ? calloc(n ? n : 1, sizeof *own) : NULL;
 	llmc_status status = LLMC_OK;
 
 	if (rows && !own)
@@ -239,7 +239,7 @@ llmc_forward_rows(llmc_session *s, const llmc_chunk *chunk, size_t n, const floa
                   float *logits, float *rows, llmc_error *err)
 {
 	const Plan *p = s->model->plan;
-	const float **each = came ? calloc(n + 1, sizeof *each) : NULL;
+	const float **each = came ? calloc(n ? n : 1, sizeof *each) : NULL;
 
 	if (!p->outputs_rows)
 		return free(each), error_set(err, LLMC_E_RANGE,

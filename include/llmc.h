@@ -1630,8 +1630,9 @@ LLMC_API bool llmc_serve_wait(llmc_server *s, int timeout_ms);
 /* Read the file llmc_serve_options.keys again. From now on, requests with removed keys get 401;
  * running requests continue. On an error nothing changes. Any thread may call. */
 LLMC_API llmc_status llmc_serve_reload_keys(llmc_server *s, llmc_error *err);
-/* Return whether an engine has failed permanently, because its device or a rank is lost. /health
- * returns 503 and requests fail until the server is closed. Any thread may call. */
+/* Return whether an engine has failed, because its device, its files or a rank is lost: /health
+ * returns 503. Requests and health checks open the model again, except a model with several ranks.
+ * Any thread may call. */
 LLMC_API bool llmc_serve_failed(llmc_server *s);
 LLMC_API void llmc_serve_close(llmc_server *s); /* ends running requests; NULL is allowed */
 

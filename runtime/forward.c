@@ -466,7 +466,7 @@ session_forward_rows(Session *s, const llmc_chunk *chunk, size_t n, const float 
 		                        "with its tokens");
 	if (!came)
 		return session_forward(s, chunk, n, logits, err);
-	StepRows *rows = calloc(n + 1, sizeof *rows);
+	StepRows *rows = calloc(n ? n : 1, sizeof *rows);
 	if (!rows)
 		return error_set(err, LLMC_E_MEMORY, "out of memory");
 	for (size_t i = 0; i < n; i++)
