@@ -5,6 +5,8 @@
 #include <string.h>
 #include <stdlib.h>
 
+#include "serve/dialects/error_form.h"
+
 /* Progress of the limits n_indent and t_max_predict_ms in the text of a choice. */
 struct LineLimit {
 	bool has_line;  /* a newline was generated */
@@ -12,76 +14,6 @@ struct LineLimit {
 	size_t from;    /* offset up to which newlines are known */
 	double t_first; /* time of its first token */
 };
-
-/* ---- errors ---- */
-
-static const char *
-error_type(int status)
-{
-	switch (status) {
-	case 401:
-		return "authentication_error";
-	case 403:
-		return "permission_error";
-	case 404:
-		return "not_found_error";
-	case 429:
-		return "rate_limit_error";
-	case 501:
-		return "not_supported_error";
-	case 503:
-		return "unavailable_error";
-	default:
-		return status >= 500 ? "server_error" : "invalid_request_error";
-	}
-}
-
-static void
-error_object(Strbuf *b, const Problem *p)
-{
-	Strbuf text = { 0 };
-
-	if (p->most)
-		strbuf_printf(&text,
-		              "The request exceeds the available context size: %lld tokens > %lld "
-		              "tokens. Shorten the prompt, or start the server with a larger "
-		              "--context.",
-		              (long long)(p->n_prompt + p->n_new), (long long)p->most);
-	json_printf(b, "{\"error\":{\"code\":%d,\"message\":%s,\"type\":%s,\"param\":%s", p->status,
-	            text.len ? strbuf_str(&text) : p->text,
-	            p->most ? "exceed_context_size_error" : error_type(p->status),
-	            p->param[0] ? p->param : NULL);
-	if (p->most)
-		json_printf(b, ",\"n_prompt_tokens\":%lld,\"n_ctx\":%lld", (long long)p->n_prompt,
-		            (long long)p->most);
-	strbuf_puts(b, "}}");
-	strbuf_release(&text);
-}
-
-void
-lcpp_problem(Req *r, const Problem *p)
-{
-	Strbuf b = { 0 };
-
-	error_object(&b, p);
-	req_answer(r, p->status, type_json, &b);
-}
-
-static void
-failed(Generation *g, const Problem *p)
-{
-	Strbuf b = { 0 };
-
-	if (!g->stream) {
-		req_problem(g->req, p);
-		return;
-	}
-	strbuf_puts(&b, "data: ");
-	error_object(&b, p);
-	strbuf_puts(&b, "\n\n");
-	req_push(g->req, strbuf_str(&b), b.len);
-	strbuf_release(&b);
-}
 
 /* ---- settings ---- */
 
@@ -491,6 +423,6 @@ const Dialect lcpp_dialect = {
 	.token = add_token,
 	.finish = on_finish,
 	.done = on_done,
-	.problem = failed,
+	.problem = error_end,
 	.release = release,
 };

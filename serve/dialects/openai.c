@@ -1,5 +1,5 @@
 /* Shared by OpenAI's chat and completions: fields with ranges and refusals, frames, usage,
- * errors. */
+ * problems of missing fields. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,33 +13,6 @@
 #include "serve/dialects/tokenize.h"
 
 enum { MAX_BIAS = 1024, MAX_STOP_TOKENS = 128, MAX_BREAKERS = 64, MAX_PROMPTS = 128 };
-
-/* ---- errors ---- */
-
-static const char *
-error_type(const Problem *p)
-{
-	return p->type            ? p->type
-	       : p->status == 429 ? "rate_limit_error"
-	       : p->status >= 500 ? "server_error"
-	                          : "invalid_request_error";
-}
-
-static void
-error_object(Strbuf *b, const Problem *p)
-{
-	json_printf(b, "{\"error\":{\"message\":%s,\"type\":%s,\"param\":%s,\"code\":%s}}", p->text,
-	            error_type(p), p->param[0] ? p->param : NULL, p->code);
-}
-
-void
-openai_problem(Req *r, const Problem *p)
-{
-	Strbuf b = { 0 };
-
-	error_object(&b, p);
-	req_answer(r, p->status, type_json, &b);
-}
 
 bool
 openai_missing(Problem *p, const char *key)
@@ -513,22 +486,6 @@ openai_stream_end(Generation *g)
 		strbuf_puts(&b, "}\n\n");
 	}
 	strbuf_puts(&b, "data: [DONE]\n\n");
-	req_push(g->req, strbuf_str(&b), b.len);
-	strbuf_release(&b);
-}
-
-void
-openai_failed(Generation *g, const Problem *p)
-{
-	Strbuf b = { 0 };
-
-	if (!g->stream) {
-		req_problem(g->req, p);
-		return;
-	}
-	strbuf_puts(&b, "data: ");
-	error_object(&b, p);
-	strbuf_puts(&b, "\n\n");
 	req_push(g->req, strbuf_str(&b), b.len);
 	strbuf_release(&b);
 }

@@ -80,8 +80,7 @@ void openai_frame_close(const Generation *g, Choice *c, Strbuf *b, const char *f
 /* Append the number of prompt tokens that stand for images, if any, to the details of the usage. */
 void openai_image_tokens(const Generation *g, Strbuf *b);
 void openai_usage(const Generation *g, Strbuf *b);
-void openai_stream_end(Generation *g);               /* usage if requested, then [DONE] */
-void openai_failed(Generation *g, const Problem *p); /* Dialect.problem */
+void openai_stream_end(Generation *g); /* usage if requested, then [DONE] */
 const char *openai_finish(const Choice *c);
 /* Store a token's log probability and its alternatives, in chat form, in the first two columns of
  * the choice. Call it before the text is passed to the reader. */

@@ -6,6 +6,7 @@
 #include "serve/dialects/openai.h"
 #include "serve/dialects/chat_tools.h"
 #include "serve/dialects/custom_tools.h"
+#include "serve/dialects/error_form.h"
 #include "serve/dialects/thinking.h"
 
 /* Check the fields by which other services switch thinking on and off; fields_aliases has copied
@@ -464,7 +465,7 @@ static const Dialect dialect = {
 	.token = on_token,
 	.finish = on_finish,
 	.done = on_done,
-	.problem = openai_failed,
+	.problem = error_end,
 	.release = release,
 };
 

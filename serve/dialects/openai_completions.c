@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "serve/dialects/error_form.h"
 #include "serve/dialects/fim.h"
 #include "serve/dialects/openai.h"
 #include "serve/dialects/thinking.h"
@@ -342,7 +343,7 @@ static const Dialect dialect = {
 	.token = on_token,
 	.finish = on_finish,
 	.done = on_done,
-	.problem = openai_failed,
+	.problem = error_end,
 };
 
 void

@@ -342,13 +342,20 @@ def test_answers_of_repeated_settings_count_as_memory(tiny):
 
 
 def test_errors_within_a_stream(everything):
-    body = {"prompt": "a", "n_predict": -1, "ignore_eos": True, "stream": True}
+    """The form is that of the path: llama.cpp's without /v1, OpenAI's with it."""
+    chat = {"messages": [{"role": "user", "content": "a"}]}
+    own, openai = (503, "unavailable_error"), (None, "server_error")
+    cases = [("/completion", {"prompt": "a"}, own), ("/chat/completions", chat, own)]
+    cases += [("/v1/completions", {"prompt": "a"}, openai), ("/v1/chat/completions", chat, openai)]
     with everything(context=1 << 14) as s, ThreadPoolExecutor(1) as pool:
-        sent = pool.submit(s.post, "/completion", body)
-        s.until(lambda: s.status()["batch"]["running"] or sent.done())
-        assert s.request("POST", "/pause?mode=abort").status == 200
-        error = json.loads(sent.result().frames()[-1])["error"]
-        assert (error["code"], error["type"]) == (503, "unavailable_error")
+        for path, prompt, form in cases:
+            body = {**prompt, "n_predict": -1, "ignore_eos": True, "stream": True}
+            sent = pool.submit(s.post, path, body)
+            s.until(lambda sent=sent: s.status()["batch"]["running"] or sent.done())
+            assert s.request("POST", "/pause?mode=abort").status == 200
+            error = json.loads(sent.result().frames()[-1])["error"]
+            assert (error["code"], error["type"]) == form, path
+            assert s.request("POST", "/resume").status == 200
 
 
 def test_an_id_without_text(serve, tmp_path):
