@@ -245,7 +245,7 @@ copy_images(const Engine *e, EngineRequest *j, const llmc_request *r, const llmc
 			in_image = 0;
 		}
 		for (int32_t k = 0; k < j->req->n_seq; k++)
-			j->req->seq[k].tok[i] = image_key(r->images[image].key, in_image);
+			j->req->seq[k].tok[i] = image_key(images[image].key, in_image);
 		in_image++;
 		j->image_at[i] = (int32_t)at++;
 	}

@@ -219,6 +219,7 @@ def test_text_alone(name, tmp_path):
 
 class ImagePart(C.Structure):
     _fields_ = [
+        ("size", C.c_size_t),
         ("row", C.POINTER(C.c_float)),
         ("n_row", C.c_int32),
         ("key", C.c_uint64),
@@ -237,7 +238,7 @@ def test_an_engine_continues_after_images(device, tmp_path, monkeypatch):
     parts, at = (ImagePart * len(case.grids))(), 0
     for i, (h, w) in enumerate(case.grids):
         row = rows[at:].ctypes.data_as(C.POINTER(C.c_float))
-        parts[i] = ImagePart(row, h * w // 4, i % 3 + 1, h // 2, w // 2)
+        parts[i] = ImagePart(C.sizeof(ImagePart), row, h * w // 4, i % 3 + 1, h // 2, w // 2)
         at += h * w // 4
     m = model(tmp_path, case, device, set={"vision.part": "rows"})
     with m.session() as s:
@@ -298,7 +299,9 @@ def test_an_image_is_one_chunk(tmp_path, monkeypatch):
         given = dict(row=case.rows, at=at[first - 1 : first + 4])
         s.forward_images([(s.seq(), case.ids[first - 1 : first + 4], 1)], [given])
     row = np.ascontiguousarray(case.rows, np.float32)
-    part = ImagePart(row.ctypes.data_as(C.POINTER(C.c_float)), len(row), 1, 0, 0)
+    part = ImagePart(
+        C.sizeof(ImagePart), row.ctypes.data_as(C.POINTER(C.c_float)), len(row), 1, 0, 0
+    )
     given = dict(images=C.cast(C.pointer(part), C.c_void_p), n_images=1)
     with m.engine(chunk=3) as e:
         monkeypatch.setattr(_ffi, "Request", partial(_ffi.Request, **given))
