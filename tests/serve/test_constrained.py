@@ -242,7 +242,7 @@ def test_tgis_grammar(smol):
                         "strict": True,
                         "schema": {
                             "type": "object",
-                            "properties": {"a": {"not": {"contains": {"type": "null"}}}},
+                            "properties": {"a": {"not": {"uniqueItems": True}}},
                         },
                     },
                 }
