@@ -55,6 +55,7 @@ for name; do
 	image | processor) runs=3000 ;;
 	peft | stored | batch | client) runs=4000 ;;
 	saved | ranks | tower) runs=1000 ;;
+	placement) runs=2000 ;;
 	http) runs=10000 ;;
 	*) runs=25000 ;;
 	esac
