@@ -55,12 +55,12 @@ static llmc_status
 targets(const llmc_compile_options *o, char name[MAX_TARGETS][32], size_t *n, llmc_error *err)
 {
 	const char *p = o->arch;
+	size_t len;
 
 	*n = 0;
 	if (!p)
 		return target_name(o->target, NULL, false, name[(*n)++], err);
-	while (*p) {
-		size_t len = strcspn(p, ",");
+	for (const char *at; (at = text_item(&p, &len)) != NULL;) {
 		char word[32];
 		if (*n == MAX_TARGETS)
 			return error_set(err, LLMC_E_INPUT, "--arch %s: at most %d are allowed",
@@ -68,10 +68,9 @@ targets(const llmc_compile_options *o, char name[MAX_TARGETS][32], size_t *n, ll
 		if (len == 0 || len >= sizeof word)
 			return error_set(err, LLMC_E_INPUT,
 			                 "--arch %s: expected a list such as v3,v4", o->arch);
-		memcpy(word, p, len);
+		memcpy(word, at, len);
 		word[len] = 0;
 		TRY(target_name(o->target, word, false, name[(*n)++], err));
-		p += len + (p[len] == ',');
 	}
 	return LLMC_OK;
 }

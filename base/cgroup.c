@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/text.h"
+
 static FILE *
 open_below(const char *root, const char *path)
 {
@@ -74,14 +76,11 @@ visit_parents(const char *root, const char *mount, const char *group, bool v2, C
 static bool
 has_controller(const char *list, const char *controller)
 {
-	size_t n = strlen(controller);
+	size_t n = strlen(controller), len;
 
-	for (const char *p = list; *p;) {
-		size_t k = strcspn(p, ",");
-		if (k == n && memcmp(p, controller, n) == 0)
+	for (const char *at; (at = text_item(&list, &len)) != NULL;)
+		if (len == n && memcmp(at, controller, n) == 0)
 			return true;
-		p += k + (p[k] == ',');
-	}
 	return false;
 }
 

@@ -25,6 +25,20 @@ ends_with_any(const char *s, const char *const *tail, size_t n)
 	return false;
 }
 
+/* Return the next item of a comma-separated list, which has *n bytes and may be empty, and move
+ * *list to the item after it. NULL: there are no more items, or *list is NULL. */
+static inline const char *
+text_item(const char **list, size_t *n)
+{
+	const char *at = *list;
+
+	if (!at || !*at)
+		return NULL;
+	*n = strcspn(at, ",");
+	*list = at + *n + (at[*n] == ',');
+	return at;
+}
+
 /* Order of two elements of a `char *` array, for qsort */
 static inline int
 text_order(const void *a, const void *b)

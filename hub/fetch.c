@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/text.h"
 #include "hub/hub.h"
 
 enum { MAX_URL = 4096, MAX_HOST = 255, REDIRECTS = 3, CURL_SOCKET_BAD = -1 };
@@ -179,13 +180,13 @@ fetch_check_url(const char *url, const char *hosts, bool *exact, llmc_error *err
 {
 	FetchUrl u;
 	bool allowed = false;
+	size_t len;
 
 	*exact = false;
 	TRY(parse_url(url, &u, err));
-	for (size_t len; hosts && *hosts; hosts += len + (hosts[len] == ',')) {
+	for (const char *at; (at = text_item(&hosts, &len)) != NULL;) {
 		bool same;
-		len = strcspn(hosts, ",");
-		if (!entry_allows(hosts, len, &u, &same))
+		if (!entry_allows(at, len, &u, &same))
 			continue;
 		allowed = true;
 		*exact |= same;

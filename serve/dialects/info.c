@@ -4,6 +4,7 @@
 
 #include "serve/dialects/generation.h"
 #include "base/json.h"
+#include "base/text.h"
 #include "serve/http/route.h"
 #include "serve/models/model_manager.h"
 #include "serve/models/catalogue.h"
@@ -32,17 +33,16 @@ info_problem(Req *r, const Problem *p)
 static void
 put_aliases(const Server *s, const Slot *t, Strbuf *b)
 {
+	const char *list = t == s->slot[0] ? s->opt.aliases : NULL;
+	size_t len;
 	int n = 0;
 
 	strbuf_putc(b, '[');
-	for (const char *at = t == s->slot[0] ? s->opt.aliases : NULL; at && *at;) {
-		const size_t len = strcspn(at, ",");
+	for (const char *at; (at = text_item(&list, &len)) != NULL;)
 		if (len && !(len == 1 && *at == '*')) {
 			strbuf_puts(b, n++ ? "," : "");
 			json_str(b, at, len);
 		}
-		at += len + (at[len] == ',');
-	}
 	strbuf_putc(b, ']');
 }
 

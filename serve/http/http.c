@@ -7,6 +7,7 @@
 #include <strings.h>
 
 #include "base/random.h"
+#include "base/text.h"
 #include "serve/http/api_keys.h"
 #include "serve/http/trace.h"
 #include "serve/models/model.h"
@@ -469,11 +470,10 @@ host_ok(const Req *r)
 	    !strcasecmp(name, "localhost") || !strcasecmp(name, s->opt.host) ||
 	    (n > 10 && !strcasecmp(name + n - 10, ".localhost")))
 		return true;
-	for (size_t len; list && *list; list += len + (list[len] == ',')) {
-		len = strcspn(list, ",");
-		if ((len == 1 && *list == '*') || (len == n && strncasecmp(list, name, n) == 0))
+	size_t len;
+	for (const char *at; (at = text_item(&list, &len)) != NULL;)
+		if ((len == 1 && *at == '*') || (len == n && strncasecmp(at, name, n) == 0))
 			return true;
-	}
 	return false;
 }
 

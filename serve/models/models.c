@@ -5,6 +5,7 @@
 
 #include "base/utf8.h"
 #include "base/json.h"
+#include "base/text.h"
 #include "serve/dialects/generation.h"
 #include "serve/models/catalogue.h"
 #include "serve/models/model_manager.h"
@@ -154,14 +155,13 @@ static bool
 is_alias(const Server *s, const char *name)
 {
 	const size_t len = strlen(name);
+	const char *list = s->nameless ? NULL : s->opt.aliases;
+	size_t n;
 
-	for (const char *at = s->opt.aliases; !s->nameless && at && *at;) {
-		const size_t n = strcspn(at, ",");
+	for (const char *at; (at = text_item(&list, &n)) != NULL;)
 		if ((n == len && !memcmp(at, name, n)) ||
 		    (n == 1 && *at == '*' && !catalogue_is_on(s)))
 			return true;
-		at += n + (at[n] == ',');
-	}
 	return false;
 }
 
