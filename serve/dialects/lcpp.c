@@ -160,10 +160,8 @@ put_token(const Generation *g, Strbuf *b, int32_t id, float logprob)
 	token_bytes(g->model->back.tok, id, &raw);
 	json_printf(b, "{\"id\":%d,\"token\":", id);
 	json_str(b, strbuf_str(&raw), raw.len);
-	strbuf_puts(b, ",\"bytes\":[");
-	for (size_t i = 0; i < raw.len; i++)
-		strbuf_printf(b, "%s%d", i ? "," : "", (unsigned char)raw.data[i]);
-	strbuf_puts(b, "],\"logprob\":");
+	openai_token_bytes(b, &raw);
+	strbuf_puts(b, ",\"logprob\":");
 	openai_logprob(b, logprob);
 	strbuf_release(&raw);
 }

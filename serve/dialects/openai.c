@@ -496,6 +496,15 @@ openai_finish(const Choice *c)
 	return c->finish == LLMC_FINISH_LENGTH ? "length" : c->n_calls ? "tool_calls" : "stop";
 }
 
+void
+openai_token_bytes(Strbuf *b, const Strbuf *raw)
+{
+	strbuf_puts(b, ",\"bytes\":[");
+	for (size_t i = 0; i < raw->len; i++)
+		strbuf_printf(b, "%s%d", i ? "," : "", (unsigned char)raw->data[i]);
+	strbuf_putc(b, ']');
+}
+
 static void
 place_token(const Generation *g, Strbuf *b, int32_t id, float lp)
 {
@@ -506,10 +515,7 @@ place_token(const Generation *g, Strbuf *b, int32_t id, float lp)
 	openai_put_token(g, b, id, &raw);
 	strbuf_puts(b, ",\"logprob\":");
 	openai_logprob(b, lp);
-	strbuf_puts(b, ",\"bytes\":[");
-	for (size_t i = 0; i < raw.len; i++)
-		strbuf_printf(b, "%s%d", i ? "," : "", (unsigned char)raw.data[i]);
-	strbuf_putc(b, ']');
+	openai_token_bytes(b, &raw);
 	strbuf_release(&raw);
 }
 

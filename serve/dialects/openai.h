@@ -99,6 +99,7 @@ size_t openai_most(const Generation *g);
  */
 bool openai_cut(const Generation *g, SubRequest *sub);
 void openai_logprob(Strbuf *b, float x);
+void openai_token_bytes(Strbuf *b, const Strbuf *raw); /* appends ,"bytes":[...] */
 void openai_prompt_token(const Generation *g, SubRequest *sub, const llmc_event *ev);
 void openai_new_token(const Generation *g, Choice *c, const llmc_event *ev);
 /* Append a token of log probabilities as a JSON string. */
