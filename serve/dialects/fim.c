@@ -5,30 +5,6 @@
 
 #include "serve/dialects/tokenize.h"
 
-typedef struct Ids {
-	int32_t *id;
-	size_t n, cap;
-	bool failed;
-} Ids;
-
-static void
-ids_add(Ids *to, const int32_t *id, size_t n)
-{
-	if (to->n + n > to->cap) {
-		size_t cap = 2 * (to->n + n) + 16;
-		int32_t *grown = realloc(to->id, cap * sizeof *grown);
-		if (!grown) {
-			to->failed = true;
-			return;
-		}
-		to->id = grown;
-		to->cap = cap;
-	}
-	if (n)
-		memcpy(to->id + to->n, id, n * sizeof *id);
-	to->n += n;
-}
-
 static void
 ids_mark(Ids *to, int32_t id)
 {
@@ -88,8 +64,8 @@ ids_json(Generation *g, Ids *to, const json_t *v, int flags, Problem *p)
 	if (json_is_string(v))
 		return ids_text(g, to, json_string_value(v), json_string_length(v), flags, p);
 	const bool ok = token_ids(v, g->model->back.info.vocab, "prompt", &id, &n, p);
-	for (size_t i = 0; ok && i < n; i++)
-		ids_mark(to, id[i]);
+	if (ok)
+		ids_add(to, id, n);
 	free(id);
 	return ok && (!to->failed || problem_memory(p));
 }

@@ -149,26 +149,8 @@ lcpp_read(Generation *g, const json_t *o, Problem *p)
 
 /* ---- prompts ---- */
 
-/* Append ids; the memory doubles. */
 static bool
-add_ids(SubRequest *sub, size_t *cap, const int32_t *ids, size_t n, Problem *p)
-{
-	if (!sub->tok || sub->n_tok + n > *cap) {
-		const size_t most = 2 * (sub->n_tok + n) + 16;
-		int32_t *all = realloc(sub->tok, most * sizeof *all);
-		if (!all)
-			return problem_memory(p);
-		sub->tok = all;
-		*cap = most;
-	}
-	if (n)
-		memcpy(sub->tok + sub->n_tok, ids, n * sizeof *ids);
-	sub->n_tok += n;
-	return true;
-}
-
-static bool
-add_string(Generation *g, SubRequest *sub, size_t *cap, const json_t *v, bool first, Problem *p)
+add_string(Generation *g, Ids *to, const json_t *v, bool first, Problem *p)
 {
 	int32_t *ids = NULL;
 	size_t n = 0;
@@ -178,24 +160,26 @@ add_string(Generation *g, SubRequest *sub, size_t *cap, const json_t *v, bool fi
 
 	if (ok && !ids) /* too many: n is a lower bound */
 		ok = openai_fits(g, n > openai_most(g) ? n : openai_most(g) + 1, "prompt", p);
-	ok = ok && add_ids(sub, cap, ids, n, p);
+	if (ok)
+		ids_add(to, ids, n);
 	free(ids);
-	return ok;
+	return ok && (!to->failed || problem_memory(p));
 }
 
 static bool
-add_element(Generation *g, SubRequest *sub, size_t *cap, const json_t *v, size_t i, Problem *p)
+add_element(Generation *g, Ids *to, const json_t *v, size_t i, Problem *p)
 {
 	const int32_t vocab = g->model->back.info.vocab;
 
 	if (json_is_string(v))
-		return add_string(g, sub, cap, v, i == 0, p);
+		return add_string(g, to, v, i == 0, p);
 	if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) >= vocab)
 		return problem(p, 400, "prompt",
 		               "Invalid 'prompt': element %zu is neither a string nor a token id; "
 		               "expected integers from 0 to %d.",
 		               i, vocab - 1);
-	return add_ids(sub, cap, &(int32_t){ (int32_t)json_integer_value(v) }, 1, p);
+	ids_add(to, &(int32_t){ (int32_t)json_integer_value(v) }, 1);
+	return !to->failed || problem_memory(p);
 }
 
 /* Read one prompt: a string, a list of ids and strings, or either as "prompt_string". */
@@ -204,7 +188,9 @@ read_prompt(Generation *g, SubRequest *sub, const json_t *v, Problem *p)
 {
 	const json_t *inner = json_object_get(v, "prompt_string"), *one,
 	             *data = json_object_get(v, "multimodal_data");
-	size_t i, cap = 0;
+	Ids ids = { 0 };
+	bool ok = true;
+	size_t i;
 
 	if (json_is_object(v) && inner) {
 		if (data && !json_is_null(data))
@@ -214,8 +200,7 @@ read_prompt(Generation *g, SubRequest *sub, const json_t *v, Problem *p)
 		v = inner;
 	}
 	if (json_is_string(v)) {
-		if (!add_string(g, sub, &cap, v, true, p))
-			return false;
+		ok = add_string(g, &ids, v, true, p);
 	} else if (!json_is_array(v)) {
 		return problem(p, 400, "prompt",
 		               "Invalid type for 'prompt': expected a string, an array of token "
@@ -224,9 +209,11 @@ read_prompt(Generation *g, SubRequest *sub, const json_t *v, Problem *p)
 		               json_type_name(v));
 	}
 	json_array_foreach ((json_t *)(uintptr_t)v, i, one)
-		if (!add_element(g, sub, &cap, one, i, p))
-			return false;
-	return openai_fits(g, sub->n_tok, "prompt", p);
+		if (!(ok = add_element(g, &ids, one, i, p)))
+			break;
+	sub->tok = ids.id;
+	sub->n_tok = ids.n;
+	return ok && openai_fits(g, sub->n_tok, "prompt", p);
 }
 
 static bool

@@ -105,6 +105,24 @@ text_tokenize(Req *r)
 	end(r, OF_LIST, o, &b, &p);
 }
 
+void
+ids_add(Ids *to, const int32_t *id, size_t n)
+{
+	if (!to->id || to->n + n > to->cap) {
+		size_t cap = 2 * (to->n + n) + 16;
+		int32_t *grown = realloc(to->id, cap * sizeof *grown);
+		if (!grown) {
+			to->failed = true;
+			return;
+		}
+		to->id = grown;
+		to->cap = cap;
+	}
+	if (n)
+		memcpy(to->id + to->n, id, n * sizeof *id);
+	to->n += n;
+}
+
 bool
 token_ids(const json_t *list, int32_t vocab, const char *where, int32_t **ids, size_t *n,
           Problem *p)

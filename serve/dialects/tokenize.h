@@ -16,6 +16,13 @@ bool detokenize_prompt(ServedModel *model, const int32_t *ids, size_t n_ids, cha
 /* Read a list of token ids below vocab; *ids is malloc'd, also on failure. where: its field. */
 bool token_ids(const json_t *list, int32_t vocab, const char *where, int32_t **ids, size_t *n,
                Problem *p);
+/* A list of token ids that grows. */
+typedef struct Ids {
+	int32_t *id; /* malloc'd */
+	size_t n, cap;
+	bool failed; /* memory ran out */
+} Ids;
+void ids_add(Ids *to, const int32_t *id, size_t n);
 /* Append the bytes of a token as the vocabulary has them; they may be incomplete UTF-8. */
 void token_bytes(const llmc_tokenizer *t, int32_t id, Strbuf *out);
 /* Render "messages" and tools of a body by the chat template; *text is malloc'd. Tokenize it with
