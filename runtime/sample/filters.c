@@ -10,76 +10,67 @@
 
 #include "runtime/sample/sampler.h"
 
-/* Letter and names of each sampler; the first name is llama.cpp's own. */
+/* Names of samplers with their letters: llama.cpp's own, then other spellings */
+#define NAMED(letter, name) { #letter, name },
 static const struct {
-	char letter;
-	const char *name[6];
-} kind[] = {
-	{ 'e', { "penalties" } },
-	{ 'd', { "dry" } },
-	{ 's', { "top_n_sigma", "top-n-sigma" } },
-	{ 'k', { "top_k", "top-k" } },
-	{ 'y', { "typ_p", "typ-p", "typ", "typical_p", "typical-p", "typical" } },
-	{ 'p', { "top_p", "top-p", "nucleus" } },
-	{ 'm', { "min_p", "min-p" } },
-	{ 'x', { "xtc" } },
-	{ 'i', { "infill" } },
-	{ 't', { "temperature", "temp" } },
+	char letter[2];
+	const char *name;
+} names[] = {
+	LLMC_SAMPLERS(NAMED){ "s", "top-n-sigma" },
+	{ "k", "top-k" },
+	{ "y", "typ-p" },
+	{ "y", "typ" },
+	{ "y", "typical_p" },
+	{ "y", "typical-p" },
+	{ "y", "typical" },
+	{ "p", "top-p" },
+	{ "p", "nucleus" },
+	{ "m", "min-p" },
+	{ "t", "temp" },
 };
-enum { N_KIND = sizeof kind / sizeof *kind, N_NAME = sizeof kind->name / sizeof *kind->name };
-_Static_assert(sizeof LLMC_SAMPLER_LETTERS - 1 == N_KIND, "each sampler has a letter");
 
 /* ---- orders of requests ---- */
 
 static char
 letter_of(const char *name, size_t n)
 {
-	for (size_t i = 0; i < N_KIND; i++)
-		for (size_t k = 0; k < N_NAME && kind[i].name[k]; k++)
-			if (strlen(kind[i].name[k]) == n && !memcmp(kind[i].name[k], name, n))
-				return kind[i].letter;
+	for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+		if (strlen(names[i].name) == n && !memcmp(names[i].name, name, n))
+			return names[i].letter[0];
 	return 0;
-}
-
-static bool
-is_letter(char c)
-{
-	for (size_t i = 0; i < N_KIND; i++)
-		if (kind[i].letter == c)
-			return true;
-	return false;
 }
 
 static llmc_status
 unknown(const char *text, size_t n, llmc_error *err)
 {
-#define NAMED(letter, name) name ", "
-	static const char names[] = LLMC_SAMPLERS(NAMED);
+#define LISTED(letter, name) name ", "
+	static const char list[] = LLMC_SAMPLERS(LISTED);
 
 	return error_set(err, LLMC_E_RANGE,
 	                 "no sampler is called '%.*s'; samplers are %sor the letters %s",
-	                 n < 40 ? (int)n : 40, text, names, LLMC_SAMPLER_LETTERS);
+	                 n < 40 ? (int)n : 40, text, list, LLMC_SAMPLER_LETTERS);
 }
 
 llmc_status
 sampler_order(const char *text, char out[SAMPLERS_MAX + 1], llmc_error *err)
 {
 	size_t all = strlen(text), n = 0;
-	const bool names = strchr(text, ';') || letter_of(text, all);
+	const bool named = strchr(text, ';') || letter_of(text, all);
 
 	out[0] = 0;
 	for (const char *at = text; *at;) {
-		size_t len = names ? strcspn(at, ";") : 1;
-		char letter = names ? letter_of(at, len) : is_letter(*at) ? *at : 0;
+		size_t len = named ? strcspn(at, ";") : 1;
+		const bool known = strchr(LLMC_SAMPLER_LETTERS, *at);
+		char letter = named ? letter_of(at, len) : known ? *at : 0;
 		if (!letter)
-			return names ? unknown(at, len, err) : unknown(text, all, err);
+			return named ? unknown(at, len, err) : unknown(text, all, err);
 		if (n == SAMPLERS_MAX)
 			return error_set(err, LLMC_E_RANGE, "at most %d samplers are possible",
 			                 SAMPLERS_MAX);
 		out[n++] = letter;
 		out[n] = 0;
 		at += len;
-		at += names && *at == ';';
+		at += named && *at == ';';
 	}
 	return LLMC_OK;
 }

@@ -48,11 +48,6 @@ LEAST_SHARE = [
     ("include/llmc.h", '\tX(i, "infill")', '\tX(i, "infill") \\\n\tX(a, "least_share")'),
     (
         "runtime/sample/filters.c",
-        '\t{ \'m\', { "min_p", "min-p" } },\n',
-        '\t{ \'m\', { "min_p", "min-p" } },\n\t{ \'a\', { "least_share" } },\n',
-    ),
-    (
-        "runtime/sample/filters.c",
         "!late && p->min_p <= 0) {",
         "!late && fmaxf(p->min_p, p->least_share) <= 0) {",
     ),
