@@ -206,13 +206,11 @@ const json_t *schema_exclusive(Schema *s, const json_t *list, const uint8_t *ove
 const json_t *schema_negated_of(Schema *s, const json_t *v, int types, const Path *p);
 /* schema_merge.c: keywords that do not restrict values. */
 bool schema_is_annotation(const char *key);
-/* schema_disjoint.c. Fails in strict mode if a name may match two regexes of patternProperties, or
- * a regex and a listed property, whose schemas differ. */
-void schema_patterns(Schema *s, const json_t *o, const Path *p);
-/* T_ types of the values that may match both. */
+/* schema_disjoint.c. T_ types of a schema: as in the standard, a missing type means any type, and a
+ * number may be an integer. */
+int schema_listed_types(Schema *s, const json_t *o, const Path *p);
+/* T_ types of the values that may match both; T_ALL if unknown. */
 int schemas_common_types(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth);
-/* Returns true if no value matches both; false if unknown. */
-bool schemas_disjoint(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth);
 /* Returns disjoint alternatives of a oneOf, each merged with base; fails if they may overlap. */
 const json_t *schema_one_of(Schema *s, const json_t *base, const json_t *list, const Path *p);
 /* matches an object with at least one of the optional members */

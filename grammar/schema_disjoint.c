@@ -28,57 +28,8 @@ schema_fits(Schema *s, const char *pattern, const char *name, const Path *p)
 	return match == NAME_MATCHES;
 }
 
-/* Finds the literal prefix of all names that a regex matches; false: it has alternatives or no
- * anchor. */
-static bool
-literal_start(const char *x, size_t *n)
-{
-	if (*x != '^' || strchr(x, '|'))
-		return false;
-	*n = strcspn(x + 1, "\\^$.*+?()[]{}|");
-	if (*n && x[1 + *n] && strchr("*?{", x[1 + *n])) /* the last character is optional */
-		--*n;
-	return true;
-}
-
-static bool
-names_disjoint(const char *x, const char *y)
-{
-	size_t n, m;
-
-	return literal_start(x, &n) && literal_start(y, &m) &&
-	       strncmp(x + 1, y + 1, n < m ? n : m) != 0;
-}
-
-void
-schema_patterns(Schema *s, const json_t *o, const Path *p)
-{
-	json_t *patterns = json_object_get(o, "patternProperties"), *v, *w;
-	const char *x, *y;
-
-	if (!s->b->opt.strict)
-		return;
-	json_object_foreach (patterns, x, v) {
-		json_object_foreach (patterns, y, w)
-			if (x != y && strcmp(x, y) != 0 && !json_equal(v, w) &&
-			    !names_disjoint(x, y))
-				schema_fail(s, p, "patternProperties",
-				            "a name may fit both '%.60s' and '%.60s', which is not "
-				            "enforced, and the schema is strict",
-				            x, y);
-		json_object_foreach (json_object_get(o, "properties"), y, w)
-			if (!json_equal(v, w) && schema_fits(s, x, y, p))
-				schema_fail(s, p, "patternProperties",
-				            "the listed property '%.60s' fits '%.60s', which is "
-				            "not enforced, and the schema is strict",
-				            y, x);
-	}
-}
-
-/* Returns the types of a schema: as in the standard, a missing type means any type, and a number
- * may be an integer. */
-static int
-types_of(Schema *s, const json_t *o, const Path *p)
+int
+schema_listed_types(Schema *s, const json_t *o, const Path *p)
 {
 	int types = json_object_get(o, "type") ? schema_types(s, o, p) : T_ALL;
 
@@ -111,7 +62,7 @@ may_take(Schema *s, const json_t *o, json_t *v, const Path *p)
 		return false;
 	json_array_foreach ((json_t *)(uintptr_t)list, i, x)
 		among |= may_be_equal(x, v);
-	return among && types_of(s, o, p) & json_schema_type_of(v);
+	return among && schema_listed_types(s, o, p) & json_schema_type_of(v);
 }
 
 /* Returns whether no value of a's const or enum is accepted by b; false if a has neither. */
@@ -178,7 +129,7 @@ members_disjoint(Schema *s, const json_t *a, const json_t *b, const Path *p, int
 		const json_t *mine = schema_member(s, a, name, p, 0),
 		             *other = schema_member(s, b, name, p, 0);
 		if (json_is_false(other) || (requires(b, name) && mine && other &&
-		                             schemas_disjoint(s, mine, other, p, depth + 1)))
+		                             !schemas_common_types(s, mine, other, p, depth + 1)))
 			return true;
 	}
 	return false;
@@ -242,7 +193,7 @@ schemas_common_types(Schema *s, const json_t *a, const json_t *b, const Path *p,
 		return T_ALL;
 	if (values_disjoint(s, a, b, p) || values_disjoint(s, b, a, p))
 		return 0;
-	int both = types_of(s, a, p) & types_of(s, b, p), types = 0;
+	int both = schema_listed_types(s, a, p) & schema_listed_types(s, b, p), types = 0;
 	for (int type = T_NULL; type <= T_OBJECT; type <<= 1)
 		if (both & type && !of_type(s, type, a, b, p, depth))
 			types |= type;
@@ -251,12 +202,6 @@ schemas_common_types(Schema *s, const json_t *a, const json_t *b, const Path *p,
 	if (types)
 		types &= common_of_options(s, b, a, p, depth);
 	return types;
-}
-
-bool
-schemas_disjoint(Schema *s, const json_t *a, const json_t *b, const Path *p, int depth)
-{
-	return !schemas_common_types(s, a, b, p, depth);
 }
 
 const json_t *

@@ -622,22 +622,6 @@ schema_negated(Schema *s, const json_t *v, const Path *p)
 	return negated(s, v, p, 0);
 }
 
-/* Types of an alternative of a negation; T_ALL: not listed. */
-static int
-types_listed(const json_t *v)
-{
-	const json_t *type = json_object_get(v, "type"), *one;
-	int types = 0;
-	size_t i;
-
-	if (!type)
-		return T_ALL;
-	json_array_foreach (schema_mutable(type), i, one)
-		types |= json_schema_type(one);
-	types |= json_is_string(type) ? json_schema_type(type) : 0;
-	return types & T_NUMBER ? types | T_INTEGER : types;
-}
-
 const json_t *
 schema_negated_of(Schema *s, const json_t *v, int types, const Path *p)
 {
@@ -652,9 +636,9 @@ schema_negated_of(Schema *s, const json_t *v, int types, const Path *p)
 	if (!json_is_false(others))
 		schema_add(s, out, others);
 	json_array_foreach (schema_mutable(list), i, one)
-		if (types_listed(one) & types)
+		if (schema_listed_types(s, one, p) & types)
 			schema_add(s, out, one);
-	if (!list && !json_is_boolean(all) && types_listed(all) & types)
+	if (!list && !json_is_boolean(all) && schema_listed_types(s, all, p) & types)
 		schema_add(s, out, all);
 	return json_is_true(all) ? all : any_of(s, out);
 }
