@@ -1,10 +1,12 @@
-/* llmc_generate: run one request through the session's own engine, on the caller's thread. */
+/* llmc_generate: run one request through the session's own engine, on the caller's thread. Order of
+ * samplers. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "api/api.h"
 #include "base/sized_struct.h"
 #include "runtime/engine/engine.h"
+#include "runtime/sample/sampler.h"
 
 typedef struct Caller {
 	llmc_token_fn on_token;
@@ -105,4 +107,14 @@ llmc_generate_text(llmc_session *s, const char *prompt, const llmc_params *p,
 			return status;
 		cap = n;
 	}
+}
+
+llmc_status
+llmc_sampler_order(const llmc_params *p, char *buf, size_t cap, size_t *need, llmc_error *err)
+{
+	const llmc_params own = sampler_params(p);
+	char order[LLMC_MAX_SAMPLERS + 1];
+
+	TRY(sampler_order_of(&own, order, err));
+	return copy_out(order, strlen(order), buf, cap, need, err);
 }

@@ -1,4 +1,5 @@
-/* llmc.h: the public header of llmc, a static compiler for language models.
+/* llmc.h: the public header of llmc, a static compiler for language models. It is one file, so that
+ * a program or a generator of bindings needs this file and the library only.
  *
  *     llmc_model *m;  llmc_session *s;  llmc_error err;
  *     if (llmc_open("smollm2.gguf", NULL, &m, &err) != LLMC_OK) ...     err.text is a sentence
@@ -252,6 +253,7 @@ enum { /* values that the comments below refer to */
        LLMC_MAX_CHOICES = 128,  /* choices per request */
        LLMC_MAX_SPECULATE = 15, /* draft tokens per step */
        LLMC_MAX_TOP = 20,       /* alternatives per position */
+       LLMC_MAX_SAMPLERS = 32,  /* samplers of an order (llmc_params.samplers) */
 };
 
 #define LLMC_DEFAULT_PREFIX_DIR_BYTES ((int64_t)8 << 30)
@@ -396,9 +398,6 @@ typedef struct llmc_sequence {
 	X(i, "infill")
 #define LLMC_SAMPLER_LETTER(letter, name) #letter
 #define LLMC_SAMPLER_LETTERS LLMC_SAMPLERS(LLMC_SAMPLER_LETTER)
-/* The library's order, and that with XTC or a dynamic temperature */
-#define LLMC_SAMPLER_ORDER "edstkpmy"
-#define LLMC_SAMPLER_ORDER_LATE "edskpmyxt"
 #define LLMC_OPTION_TYPE_FLOAT float
 #define LLMC_OPTION_TYPE_INT int32_t
 #define LLMC_OPTION_TYPE_BOOL bool
@@ -1197,6 +1196,10 @@ LLMC_API void llmc_session_stats(const llmc_session *s, llmc_stats *out);
 LLMC_API llmc_status llmc_sampler_open(int32_t vocab, const llmc_params *p, llmc_sampler **out,
                                        llmc_error *err);
 LLMC_API void llmc_sampler_close(llmc_sampler *s);
+/* Write the order in which samplers run, with one letter for each: p->samplers, or the library's
+ * order for these options. At most LLMC_MAX_SAMPLERS letters */
+LLMC_API llmc_status llmc_sampler_order(const llmc_params *p, char *buf, size_t cap, size_t *need,
+                                        llmc_error *err);
 LLMC_API void llmc_sampler_reset(llmc_sampler *s);
 /* Record a token of the prompt (is_prompt) or of the output. Penalties count these tokens. */
 LLMC_API void llmc_sampler_accept(llmc_sampler *s, int32_t id, bool is_prompt);

@@ -52,7 +52,7 @@ unknown(const char *text, size_t n, llmc_error *err)
 }
 
 llmc_status
-sampler_order(const char *text, char out[SAMPLERS_MAX + 1], llmc_error *err)
+sampler_order(const char *text, char out[LLMC_MAX_SAMPLERS + 1], llmc_error *err)
 {
 	size_t all = strlen(text), n = 0;
 	const bool named = strchr(text, ';') || letter_of(text, all);
@@ -64,9 +64,9 @@ sampler_order(const char *text, char out[SAMPLERS_MAX + 1], llmc_error *err)
 		char letter = named ? letter_of(at, len) : known ? *at : 0;
 		if (!letter)
 			return named ? unknown(at, len, err) : unknown(text, all, err);
-		if (n == SAMPLERS_MAX)
+		if (n == LLMC_MAX_SAMPLERS)
 			return error_set(err, LLMC_E_RANGE, "at most %d samplers are possible",
-			                 SAMPLERS_MAX);
+			                 LLMC_MAX_SAMPLERS);
 		out[n++] = letter;
 		out[n] = 0;
 		at += len;
@@ -140,13 +140,14 @@ cut_top_n_sigma(float *v, int32_t n, float largest, float n_sigma)
 			v[i] = -INFINITY;
 }
 
-void
-sampler_order_of(const llmc_params *p, char out[SAMPLERS_MAX + 1])
+llmc_status
+sampler_order_of(const llmc_params *p, char out[LLMC_MAX_SAMPLERS + 1], llmc_error *err)
 {
 	if (p->samplers)
-		sampler_order(p->samplers, out, NULL); /* valid: sampler_open has checked it */
-	else /* the order of sampler.h as letters, because min_keep exists in chains only */
-		strcpy(out, is_late(p) ? LLMC_SAMPLER_ORDER_LATE : LLMC_SAMPLER_ORDER);
+		return sampler_order(p->samplers, out, err);
+	/* the order of sampler.h as letters, because min_keep exists in chains only */
+	strcpy(out, is_late(p) ? "edskpmyxt" : "edstkpmy");
+	return LLMC_OK;
 }
 
 /* ---- the order of sampler.h: lists of weights ---- */

@@ -32,7 +32,7 @@ struct llmc_sampler {
 	int32_t *count;            /* [hist_cap] scratch memory of DRY */
 	double mu;                 /* state of Mirostat */
 	bool chain; /* the letters in `order` (filters.c) replace the order of sampler.h */
-	char order[SAMPLERS_MAX + 1];
+	char order[LLMC_MAX_SAMPLERS + 1];
 	uint64_t n_sampled;
 	SampleScratch own;  /* used by llmc_sampler_sample */
 	Thinking *thinking; /* NULL: no limit */
@@ -89,7 +89,7 @@ check_lists(const llmc_params *p, int32_t vocab, llmc_error *err)
 llmc_status
 sampler_check(const llmc_params *p, int32_t vocab, llmc_error *err)
 {
-	char order[SAMPLERS_MAX + 1];
+	char order[LLMC_MAX_SAMPLERS + 1];
 
 	TRY(sampler_check_options(p, err));
 	if (p->samplers)
@@ -194,7 +194,7 @@ sampler_open(int32_t vocab, const llmc_params *p, const int32_t *eos, int32_t n_
 		s->p.stop = NULL; /* the caller owns these arrays */
 		s->chain = sampler_has_order(&own);
 		if (s->chain)
-			sampler_order_of(&own, s->order);
+			sampler_order_of(&own, s->order, NULL); /* sampler_check has checked it */
 		s->p.samplers = NULL;
 		s->p.dry_sequence_breakers = s->p.thinking = NULL;
 		s->p.bad_words = NULL;

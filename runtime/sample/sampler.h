@@ -106,10 +106,10 @@ int32_t sample_draw(const SampleScratch *m, const llmc_params *p, int32_t best, 
 /* An order of samplers. sampler_order converts names separated by ';', or letters, to
  * letters. sampler_has_order: do these parameters use sample_chain? sampler_order_of: the letters
  * of its order */
-enum { SAMPLERS_MAX = 32 };
-llmc_status sampler_order(const char *text, char out[SAMPLERS_MAX + 1], llmc_error *err);
+llmc_status sampler_order(const char *text, char out[LLMC_MAX_SAMPLERS + 1], llmc_error *err);
 bool sampler_has_order(const llmc_params *p);
-void sampler_order_of(const llmc_params *p, char out[SAMPLERS_MAX + 1]);
+llmc_status sampler_order_of(const llmc_params *p, char out[LLMC_MAX_SAMPLERS + 1],
+                             llmc_error *err);
 /* Sample from m->work by the samplers whose letters are in `order`; -1: no token is left. */
 typedef struct ChainOwner { /* samplers that depend on the tokens so far */
 	llmc_sampler *sampler;

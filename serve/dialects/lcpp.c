@@ -18,27 +18,21 @@ struct LineLimit {
 /* ---- settings ---- */
 
 static void
-put_samplers(const llmc_params *ep, const char *order, Strbuf *b)
+put_samplers(const Generation *g, Strbuf *b)
 {
 #define NAME(letter, name) name,
 	static const char letters[] = LLMC_SAMPLER_LETTERS;
 	static const char *const names[] = { LLMC_SAMPLERS(NAME) };
-	const bool xtc = ep->xtc_probability > 0 && ep->xtc_threshold <= 0.5f,
-	           late = xtc || ep->dynatemp_range > 0;
+	llmc_params p = g->ep;
+	char order[LLMC_MAX_SAMPLERS + 1] = "";
 
-	/* the library's order */
-	if (!order)
-		order = late ? LLMC_SAMPLER_ORDER_LATE : LLMC_SAMPLER_ORDER;
+	p.samplers = g->samplers; /* checked by openai.c */
+	llmc_sampler_order(&p, order, sizeof order, NULL, NULL);
 	strbuf_putc(b, '[');
-	for (const char *at = order, *comma = ""; *at; comma = ",") {
-		const char *letter = strchr(order, ';') ? NULL : strchr(letters, *at);
-		const size_t n = letter ? 1 : strcspn(at, ";");
-		strbuf_puts(b, comma);
-		if (letter)
-			json_str(b, names[letter - letters], strlen(names[letter - letters]));
-		else
-			json_str(b, at, n);
-		at += n + (!letter && at[n]);
+	for (const char *at = order; *at; at++) {
+		const char *name = names[strchr(letters, *at) - letters];
+		strbuf_puts(b, at > order ? "," : "");
+		json_str(b, name, strlen(name));
 	}
 	strbuf_putc(b, ']');
 }
@@ -114,7 +108,7 @@ put_settings(const Generation *g, const json_t *o, Strbuf *b)
 	strbuf_puts(b, ",\"logit_bias\":");
 	put_biases(g, b);
 	strbuf_puts(b, ",\"samplers\":");
-	put_samplers(&g->ep, g->samplers, b);
+	put_samplers(g, b);
 	json_printf(b, ",\"n_probs\":%d,\"n_indent\":%lld,\"t_max_predict_ms\":%lld,\"grammar\":%s",
 	            g->er.logprobs ? g->er.n_top : 0, (long long)own->n_indent,
 	            (long long)own->limit_ms, grammar ? grammar : "");

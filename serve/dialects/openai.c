@@ -207,7 +207,7 @@ read_samplers(Generation *g, const json_t *o, Problem *p)
 	Strbuf order = { 0 };
 	llmc_error err = { 0 };
 	llmc_params own = LLMC_INIT(llmc_params);
-	llmc_sampler *checked = NULL;
+	char letters[LLMC_MAX_SAMPLERS + 1];
 
 	if (!v || json_is_null(v))
 		return true;
@@ -237,9 +237,8 @@ read_samplers(Generation *g, const json_t *o, Problem *p)
 	if (memchr(order.data, 0, order.len))
 		return problem(p, 400, "samplers", "Invalid 'samplers': a name contains NUL.");
 	own.samplers = g->samplers;
-	if (llmc_sampler_open(1, &own, &checked, &err) != LLMC_OK)
+	if (llmc_sampler_order(&own, letters, sizeof letters, NULL, &err) != LLMC_OK)
 		return problem(p, 400, "samplers", "Invalid 'samplers': %s.", err.text);
-	llmc_sampler_close(checked);
 	return true;
 }
 

@@ -228,6 +228,14 @@ def test_the_answer_repeats_the_settings(tiny):
         for t in (0.6, 0.5)
     ]
     assert "xtc" not in order[0] and order[1][-2:] == ["xtc", "temperature"]
+    # samplers are called by llama.cpp's own names, not by the names that the request has
+    for sent, names in (
+        (["temp", "typical"], ["temperature", "typ_p"]),
+        ("temperature", ["temperature"]),
+        ([], []),
+    ):
+        s = complete(tiny, samplers=sent).json()["generation_settings"]
+        assert s["samplers"] == names
     # llama.cpp's defaults
     s = tiny.post("/completion", {"prompt": "a", "n_predict": 1}).json()["generation_settings"]
     usual = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repeat_penalty": 1}

@@ -338,6 +338,7 @@ generating(void)
 	size_t n_option;
 	const llmc_option *option = llmc_sampling_options(&n_option);
 	float logits[VOCAB] = { 0 };
+	char order[LLMC_MAX_SAMPLERS + 1];
 	int32_t id;
 
 	for (size_t i = 0; i < n_option; i++)
@@ -385,7 +386,10 @@ generating(void)
 		RUNS(llmc_generate(s, tok, 3, &q, stop_at_once, NULL, &res, err));
 		q.samplers = "top_k;;no such sampler";
 		REFUSED(llmc_generate(s, tok, 3, &q, NULL, NULL, NULL, err));
+		REFUSED(llmc_sampler_order(&q, order, sizeof order, NULL, err));
 	}
+	REFUSED(llmc_sampler_order(NULL, NULL, 0, NULL, err));
+	WORKS(llmc_sampler_order(NULL, order, sizeof order, NULL, err));
 	REFUSED(llmc_generate(s, tok, 0, NULL, NULL, NULL, NULL, err));
 	REFUSED(llmc_generate(s, NULL, 0, NULL, NULL, NULL, NULL, err));
 	REFUSED(llmc_generate(s, tok, SIZE_MAX, NULL, NULL, NULL, NULL, err));

@@ -42,7 +42,7 @@ typedef struct Case {
 	llmc_params p;
 	int32_t prompt[MAX_LIST], output[MAX_LIST], n_prompt, n_output;
 	DryBreakers *breakers;
-	char order[SAMPLERS_MAX + 2];
+	char order[LLMC_MAX_SAMPLERS + 2];
 	bool pieces; /* tokens have strings */
 	double want[V];
 } Case;
@@ -412,6 +412,44 @@ long_histories_are_kept(void **state)
 	llmc_sampler_close(s);
 }
 
+static void
+orders_are_letters(void **state)
+{
+	static const struct {
+		const char *samplers, *want;
+		float xtc, threshold, range;
+	} with[] = {
+		{ .want = "edstkpmy" },
+		{ .xtc = 0.5f, .want = "edskpmyxt" },
+		{ .xtc = 0.5f, .threshold = 0.5f, .want = "edskpmyxt" },
+		{ .xtc = 0.5f, .threshold = 0.6f, .want = "edstkpmy" },
+		{ .range = 0.5f, .want = "edskpmyxt" },
+		{ .samplers = "", .xtc = 0.5f, .want = "" },
+		{ .samplers = "temp;nucleus;typical", .want = "tpy" },
+		{ .samplers = "temperature", .want = "t" },
+		{ .samplers = "temp;;xtc" },
+		{ .samplers = "kz" },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof with / sizeof *with; i++) {
+		llmc_params p = LLMC_INIT(llmc_params);
+		char order[LLMC_MAX_SAMPLERS + 1];
+		size_t need;
+		p.samplers = with[i].samplers;
+		p.xtc_probability = with[i].xtc;
+		p.xtc_threshold = with[i].threshold;
+		p.dynatemp_range = with[i].range;
+		llmc_status s = llmc_sampler_order(&p, order, sizeof order, &need, NULL);
+		assert_int_equal(s, with[i].want ? LLMC_OK : LLMC_E_RANGE);
+		if (!with[i].want)
+			continue;
+		assert_string_equal(order, with[i].want);
+		assert_int_equal(need, strlen(order));
+		assert_int_equal(llmc_sampler_order(&p, order, need, NULL, NULL), LLMC_E_RANGE);
+	}
+}
+
 int
 main(void)
 {
@@ -423,6 +461,7 @@ main(void)
 		cmocka_unit_test(mirostat_approaches_its_target),
 		cmocka_unit_test(mirostat_repeats_its_tokens),
 		cmocka_unit_test(long_histories_are_kept),
+		cmocka_unit_test(orders_are_letters),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
