@@ -104,6 +104,8 @@ typedef struct ValueStyle {
 
 typedef struct CategoryRun CategoryRun; /* regex_property.c */
 typedef struct PropertyRanges PropertyRanges;
+typedef struct MadeLanguage MadeLanguage; /* language.c */
+enum { N_LANGUAGE_BUCKET = 64 };
 typedef struct GrammarBuilder { /* state of one compilation from source to automaton */
 	Arena *a;
 	llmc_error *err;
@@ -117,6 +119,7 @@ typedef struct GrammarBuilder { /* state of one compilation from source to autom
 	const char *place;     /* prefix of messages of build_fail; NULL: none */
 	const char *nothing;   /* path of a schema that no value can match; NULL: none found */
 	size_t language_steps; /* work of language.c, which is bounded */
+	MadeLanguage *language[N_LANGUAGE_BUCKET]; /* languages made so far */
 	/* number of nodes visited since the time limit was checked */
 	uint32_t work;
 	const ValueStyle *style; /* form of values in a call; NULL: JSON */

@@ -17,9 +17,8 @@ typedef struct JointState {
 } JointState;
 typedef struct Joint {
 	GrammarBuilder *b;
-	const Operand *op;
+	Nfa *nfa; /* [n_op] */
 	size_t n_op;
-	Nfa *nfa;
 	uint32_t *bound; /* [n_range + 1] first code points of ranges that no edge splits */
 	size_t n_range;
 	int32_t *item;
@@ -41,6 +40,15 @@ typedef struct Joint {
 	size_t steps;
 } Joint;
 enum { N_STATE_BUCKET = 4096 };
+/* Result of language_make, for further operands with equal NFAs. */
+struct MadeLanguage {
+	uint64_t hash;
+	const Nfa *nfa; /* [n_op] */
+	size_t n_op;
+	Language language;
+	bool small; /* false: the automaton would be too large */
+	struct MadeLanguage *next;
+};
 
 static int
 by_value(const void *a, const void *b)
@@ -218,7 +226,7 @@ intern_state(Joint *p, size_t from, bool first)
 			some |= first ? p->nfa[i].ends_first[q] : p->nfa[i].ends[q];
 			continue;
 		}
-		all &= some != p->op[i++].negate;
+		all &= some != p->nfa[i++].negate;
 		some = false;
 	}
 	p->accept[k] = all;
@@ -238,7 +246,7 @@ step_joint(Joint *p, int32_t s, int32_t c)
 	for (uint32_t at = 0; at < st.n; at++) {
 		int32_t q = p->item[st.at + at];
 		if (q < 0) {
-			bool dead = p->n_item == begin && !p->op[i].negate;
+			bool dead = p->n_item == begin && !p->nfa[i].negate;
 			end_operand(p, begin);
 			begin = p->n_item;
 			i++;
@@ -353,18 +361,16 @@ minimize(Joint *p, Language *out)
 	out->cls = p->cls;
 }
 
-bool
-language_make(GrammarBuilder *b, const Operand *op, size_t n_op, Language *out)
+static bool
+make_operands(Joint *p, const Operand *op, size_t n_op)
 {
-	Joint *p = NEW(b->a, Joint, 1);
+	Arena *a = p->b->a;
 
-	*out = (Language){ 0 };
-	*p = (Joint){ .b = b, .op = op, .n_op = n_op };
-	p->nfa = NEW(b->a, Nfa, n_op + 1);
-	size_t most = 1;
+	p->nfa = NEW(a, Nfa, n_op + 1);
+	p->n_op = n_op;
 	for (size_t i = 0; i < n_op; i++) {
 		Nfa *m = &p->nfa[i];
-		*m = (Nfa){ .a = b->a };
+		*m = (Nfa){ .a = a };
 		int32_t start = nfa_node(m);
 		m->end = nfa_node(m);
 		nfa_build(m, op[i].x, start, m->end, 0);
@@ -372,6 +378,20 @@ language_make(GrammarBuilder *b, const Operand *op, size_t n_op, Language *out)
 			nfa_expand_words(m);
 		if (m->failed)
 			return false;
+		m->negate = op[i].negate;
+	}
+	return true;
+}
+
+/* Returns false if the automaton would be too large. */
+static bool
+intersect(Joint *p, Language *out)
+{
+	GrammarBuilder *b = p->b;
+	size_t most = 1;
+
+	for (size_t i = 0; i < p->n_op; i++) {
+		Nfa *m = &p->nfa[i];
 		m->ends = nfa_find_ends(m, false);
 		m->ends_first = nfa_find_ends(m, true);
 		most = m->n > most ? m->n : most;
@@ -380,7 +400,7 @@ language_make(GrammarBuilder *b, const Operand *op, size_t n_op, Language *out)
 	p->mark = NEW(b->a, int32_t, most > MAX_NODES ? most : MAX_NODES);
 	p->todo = NEW(b->a, int32_t, most + 1);
 	p->bucket = NEW(b->a, int32_t, N_STATE_BUCKET);
-	for (size_t i = 0; i < n_op; i++) {
+	for (size_t i = 0; i < p->n_op; i++) {
 		size_t from = p->n_item;
 		next_stamp(p);
 		close_nfa(p, i, 0, true);
@@ -397,9 +417,67 @@ language_make(GrammarBuilder *b, const Operand *op, size_t n_op, Language *out)
 			p->next[s * (size_t)p->n_class + (size_t)c] = t;
 		}
 	}
-	p->b->language_steps += p->steps;
+	b->language_steps += p->steps;
 	minimize(p, out);
 	return true;
+}
+
+static uint64_t
+hash_operands(const Joint *p)
+{
+	uint64_t h = p->n_op;
+
+	for (size_t i = 0; i < p->n_op; i++) {
+		const Nfa *m = &p->nfa[i];
+		build_work_of(p->b, m->n_edge / 8);
+		h = (h ^ m->negate) * 0x9E3779B97F4A7C15u;
+		for (size_t e = 0; e < m->n_edge; e++) {
+			const NfaEdge *x = &m->edge[e];
+			h = (h ^ ((uint64_t)x->lo << 32 | x->hi)) * 0x9E3779B97F4A7C15u;
+			h = (h ^ h >> 29 ^ (uint64_t)x->kind << 32 ^ (uint32_t)x->to) *
+			    0xBF58476D1CE4E5B9u;
+		}
+	}
+	return h ^ h >> 32;
+}
+
+static bool
+same_operands(const Joint *p, const MadeLanguage *made)
+{
+	if (made->n_op != p->n_op)
+		return false;
+	for (size_t i = 0; i < p->n_op; i++) {
+		const Nfa *x = &p->nfa[i], *y = &made->nfa[i];
+		if (x->negate != y->negate || x->end != y->end || x->n != y->n ||
+		    x->n_edge != y->n_edge || memcmp(x->head, y->head, x->n * sizeof *x->head) ||
+		    (x->n_edge && memcmp(x->edge, y->edge, x->n_edge * sizeof *x->edge)))
+			return false;
+	}
+	return true;
+}
+
+bool
+language_make(GrammarBuilder *b, const Operand *op, size_t n_op, Language *out)
+{
+	Joint *p = NEW(b->a, Joint, 1);
+
+	*out = (Language){ 0 };
+	*p = (Joint){ .b = b };
+	if (!make_operands(p, op, n_op))
+		return false;
+	const uint64_t hash = hash_operands(p);
+	MadeLanguage **bucket = &b->language[hash % N_LANGUAGE_BUCKET], *made = *bucket;
+	while (made && (made->hash != hash || !same_operands(p, made)))
+		made = made->next;
+	if (!made) {
+		made = NEW(b->a, MadeLanguage, 1);
+		*made = (MadeLanguage){ .hash = hash, .nfa = p->nfa, .n_op = n_op };
+		made->small = intersect(p, &made->language);
+		made->next = *bucket;
+		*bucket = made;
+	}
+	*out = made->language;
+	return made->small;
 }
 
 bool

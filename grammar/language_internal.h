@@ -21,6 +21,7 @@ typedef struct NfaEdge {
 	uint32_t lo, hi;
 	int32_t to, next;
 } NfaEdge;
+_Static_assert(sizeof(NfaEdge) == 20, "edges without padding are compared as bytes");
 typedef struct Nfa {
 	Arena *a;
 	int32_t *head;
@@ -31,6 +32,7 @@ typedef struct Nfa {
 	uint8_t *ends, *ends_first; /* [n] an end is reachable without a character; the same if the
 	                               string is still empty */
 	bool words;                 /* it has word boundaries */
+	bool negate;                /* the operand is all other strings */
 	bool failed;
 } Nfa;
 
