@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
+
 enum { MAX_DESCRIPTIONS = 32 };
 
 static inline int
@@ -38,6 +40,24 @@ descriptions_list(char *path[MAX_DESCRIPTIONS])
 		exit(2);
 	}
 	qsort(path, (size_t)n, sizeof *path, descriptions_by_name);
+	return n;
+}
+
+/* Reads all of them and returns their number. */
+static inline int
+descriptions_read(Strbuf text[MAX_DESCRIPTIONS])
+{
+	char *path[MAX_DESCRIPTIONS];
+	const int n = descriptions_list(path);
+	llmc_error err;
+
+	for (int i = 0; i < n; i++) {
+		if (file_read(path[i], 1 << 20, &text[i], &err) != LLMC_OK) {
+			fprintf(stderr, "%s: %s\n", path[i], err.text);
+			abort();
+		}
+		free(path[i]);
+	}
 	return n;
 }
 

@@ -2,10 +2,9 @@
  * rejected with a message, or placed. Both paths of a rule agree: written as an override of the
  * command line, and as a value of placement.tensors in YAML.
  *
- * Input: byte 0 selects the description, byte 1 --n-cpu-moe and how often each rule is repeated,
- * then rules, one per line; a line that begins with '=' is a rule of --override-tensor. */
+ * Input: byte 0 selects the description, byte 1 --n-cpu-moe, then rules, one per line; a line that
+ * begins with '=' is a rule of --override-tensor. */
 #include "cli/cli.h"
-#include "base/file.h"
 #include "compiler/compile.h"
 #include "tests/fuzz/descriptions.h"
 
@@ -21,20 +20,6 @@ die(const char *what, const char *text)
 {
 	fprintf(stderr, "fuzz_placement: %s: %s\n", what, text);
 	abort();
-}
-
-static void
-read_bases(void)
-{
-	char *path[MAX_DESCRIPTIONS];
-	llmc_error err;
-
-	n_base = descriptions_list(path);
-	for (int i = 0; i < n_base; i++) {
-		if (file_read(path[i], 1 << 20, &base[i], &err) != LLMC_OK)
-			die(path[i], err.text);
-		free(path[i]);
-	}
 }
 
 /* True if each byte keeps its value in a quoted YAML scalar of one line. */
@@ -88,7 +73,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	bool plain = true;
 
 	if (n_base == 0)
-		read_bases();
+		n_base = descriptions_read(base);
 	if (size < 2 || size > sizeof text)
 		return 0;
 	memcpy(text, data + 2, size - 2);

@@ -5,7 +5,6 @@
  * value (8), value (16). */
 #include "compiler/compile.h"
 
-#include "base/file.h"
 #include "runtime/runtime.h"
 #include "tests/fuzz/descriptions.h"
 
@@ -34,20 +33,6 @@ die(const char *what, const char *text)
 {
 	fprintf(stderr, "fuzz_spec: %s: %s\n", what, text);
 	abort();
-}
-
-static void
-read_bases(void)
-{
-	char *path[MAX_DESCRIPTIONS];
-	llmc_error err;
-
-	n_base = descriptions_list(path);
-	for (int i = 0; i < n_base; i++) {
-		if (file_read(path[i], 1 << 20, &base[i], &err) != LLMC_OK)
-			die(path[i], err.text);
-		free(path[i]);
-	}
 }
 
 static void
@@ -217,7 +202,7 @@ LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	Diag d;
 
 	if (n_base == 0)
-		read_bases();
+		n_base = descriptions_read(base);
 	if (size == 0)
 		return 0;
 	for (size_t i = 0; i < MAX_SETS && 1 + 4 * (i + 1) <= size; i++) {
