@@ -352,9 +352,9 @@ start(Sched *s, StepBudget *b)
 			return;
 		if (!has_tokens(s, r) || is_partial_page(s, b, r->n_prompt))
 			return;
-		for (int32_t i = 0; i < r->n_seq; i++)
-			r->seq[i].age = s->n_age + 1;
 		s->n_age++;
+		for (int32_t i = 0; i < r->n_seq; i++)
+			r->seq[i].age = s->n_age;
 		if (!open_request(s, r, b))
 			return;
 		/* choices that yielded stay younger than all that run */
@@ -376,11 +376,13 @@ start(Sched *s, StepBudget *b)
 static void
 resume(Sched *s, StepBudget *b)
 {
+	/* no choice that resumes changes it */
+	const SchedReq *r = s->preempted.oldest ? sched_next(s) : NULL;
+
 	while (s->preempted.oldest && b->tokens > 0) {
 		SchedSeq *c = s->preempted.oldest;
 		/* a request that waits for total_tokens cannot start before this choice has ended
 		 */
-		const SchedReq *r = sched_next(s);
 		if (r && precedes_preempted(s, r) && has_tokens(s, r))
 			return;
 		if ((b->prefill < 1 || is_partial_page(s, b, c->n_tok)) && !c->saved)
