@@ -222,7 +222,11 @@ Expr *json_braces(GrammarBuilder *b, Expr *members, bool arguments);
 Expr *json_comma(GrammarBuilder *b, bool arguments);
 Expr *json_bare_key(GrammarBuilder *b);
 Expr *json_name(GrammarBuilder *b, const char *name, size_t n); /* key of an object */
-/* [ ... ] */
+/* Matches min to max times `one` (max -1: unlimited), separated by `comma`. */
+Expr *json_list(GrammarBuilder *b, Expr *comma, Expr *one, int32_t min, int32_t max);
+Expr *json_brackets(GrammarBuilder *b, Expr *items); /* [ ... ] */
+/* Matches an array of min to max items (max -1: unlimited). Items after those of `first` match
+ * `rest`; rest NULL: there are no more. */
 Expr *json_items(GrammarBuilder *b, const ExprList *first, Expr *rest, int32_t min, int32_t max);
 Expr *json_key(GrammarBuilder *b, const char *name, size_t n); /* "name": */
 Expr *json_quoted(GrammarBuilder *b, const char *s, size_t n);

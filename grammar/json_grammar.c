@@ -227,28 +227,38 @@ json_any_object(GrammarBuilder *b)
 	return expr_rule(b, *rule);
 }
 
-/* max -1: unlimited. Elements after those of `first` match `rest`; rest NULL: there are no more. */
+Expr *
+json_brackets(GrammarBuilder *b, Expr *items)
+{
+	return expr_seq(b, 5, expr_text(b, "["), json_ws(b), items, json_ws(b), expr_text(b, "]"));
+}
+
+Expr *
+json_list(GrammarBuilder *b, Expr *comma, Expr *one, int32_t min, int32_t max)
+{
+	if (max >= 0 && min > max)
+		return expr_none(b);
+	if (max == 0)
+		return expr_empty(b);
+	if (max == 1)
+		return expr_rep(b, one, min > 0 ? 1 : 0, 1);
+	Expr *more =
+	    expr_rep(b, expr_seq(b, 2, comma, one), min > 1 ? min - 1 : 0, max < 0 ? -1 : max - 1);
+	return expr_rep(b, expr_seq(b, 2, one, more), min > 0 ? 1 : 0, 1);
+}
+
 Expr *
 json_items(GrammarBuilder *b, const ExprList *first, Expr *rest, int32_t min, int32_t max)
 {
-	Expr *comma = expr_seq(b, 2, expr_text(b, ","), json_ws(b)), *tail = expr_empty(b);
+	Expr *comma = json_comma(b, false), *tail = expr_empty(b);
 	int32_t n = (int32_t)first->n;
 
 	if (max >= 0 && n > max)
 		n = max;
 	if (rest && (max < 0 || max > n)) {
 		int32_t low = min > n ? min - n : 0, high = max < 0 ? -1 : max - n;
-		if (n)
-			tail = expr_rep(b, expr_seq(b, 2, comma, rest), low, high);
-		else if (low <= 1 && high == 1)
-			tail = expr_rep(b, rest, low, 1);
-		else
-			tail = expr_rep(
-			    b,
-			    expr_seq(b, 2, rest,
-			             expr_rep(b, expr_seq(b, 2, comma, rest), low ? low - 1 : 0,
-			                      high < 0 ? -1 : high - 1)),
-			    low ? 1 : 0, 1);
+		tail = n ? expr_rep(b, expr_seq(b, 2, comma, rest), low, high)
+		         : json_list(b, comma, rest, low, high);
 	} else if (min > n) {
 		return expr_none(b);
 	}
@@ -257,7 +267,7 @@ json_items(GrammarBuilder *b, const ExprList *first, Expr *rest, int32_t min, in
 		               : expr_seq(b, 2, first->v[i], tail);
 		tail = i < min ? item : expr_rep(b, item, 0, 1);
 	}
-	return expr_seq(b, 5, expr_text(b, "["), json_ws(b), tail, json_ws(b), expr_text(b, "]"));
+	return json_brackets(b, tail);
 }
 
 Expr *

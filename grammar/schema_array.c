@@ -230,8 +230,7 @@ counted_array(Schema *s, const json_t *o, const json_t *rest, int32_t min, int32
 		Expr *x = counted_rest(&a, (int32_t)i / a.n_level, (int32_t)i % a.n_level);
 		b->rule[a.rule[i]] = x;
 	}
-	return expr_seq(b, 5, expr_text(b, "["), json_ws(b), expr_rule(b, a.rule[0]), json_ws(b),
-	                expr_text(b, "]"));
+	return json_brackets(b, expr_rule(b, a.rule[0]));
 }
 
 /* ---- uniqueItems ---- */
@@ -330,8 +329,7 @@ unique_items(Schema *s, const json_t *o, const json_t *rest, int32_t min, int32_
 		b->rule[rule] = expr_list(b, EXPR_ALT, &parts);
 		after[set] = expr_rule(b, rule);
 	}
-	return expr_seq(b, 5, expr_text(b, "["), json_ws(b), after[0], json_ws(b),
-	                expr_text(b, "]"));
+	return json_brackets(b, after[0]);
 }
 
 Expr *

@@ -440,12 +440,7 @@ counted_members(GrammarBuilder *b, const ExprList *members, const uint8_t *how, 
 		else if (k)
 			next[k] = expr_rep(b, expr_seq(b, 2, comma, others), low, high);
 		else
-			next[k] = expr_rep(
-			    b,
-			    expr_seq(b, 2, others,
-			             expr_rep(b, expr_seq(b, 2, comma, others),
-			                      low > 1 ? low - 1 : 0, high < 0 ? -1 : high - 1)),
-			    low ? 1 : 0, 1);
+			next[k] = json_list(b, comma, others, low, high);
 	}
 	for (int32_t i = n; i-- > 0;) {
 		for (int32_t k = most; k >= 0; k--) {
@@ -589,25 +584,6 @@ add_found(Schema *s, Members *m, const json_t *o, const Path *p)
 	return true;
 }
 
-/* An object whose members are not listed, counted like items of an array. */
-static Expr *
-counted_others(Schema *s, Expr *others, int32_t min, int32_t max, bool arguments)
-{
-	GrammarBuilder *b = s->b;
-	Expr *comma = json_comma(b, arguments), *more;
-
-	if (max >= 0 && min > max)
-		return expr_none(b);
-	more = max == 0
-	           ? expr_empty(b)
-	           : expr_rep(b,
-	                      expr_seq(b, 2, others,
-	                               expr_rep(b, expr_seq(b, 2, comma, others),
-	                                        min > 1 ? min - 1 : 0, max < 0 ? -1 : max - 1)),
-	                      min > 0 ? 1 : 0, 1);
-	return json_braces(b, more, arguments);
-}
-
 /* An object of the members and any number of others; NULL: the limits of its size are not
  * enforced. */
 static Expr *
@@ -653,7 +629,8 @@ schema_object(Schema *s, const json_t *o, const Path *p)
 		return expr_none(b);
 	Expr *others = open_members(s, o, &m.names, p, m.arguments);
 	if (!m.v.n && others && (min > 0 || max >= 0))
-		return counted_others(s, others, min, max, m.arguments);
+		return json_braces(b, json_list(b, json_comma(b, m.arguments), others, min, max),
+		                   m.arguments);
 	bool impossible;
 	Expr *sized = sized_members(s, &m, others, min, max, &impossible);
 	if (impossible)
