@@ -403,6 +403,9 @@ typedef struct llmc_sequence {
 #define LLMC_OPTION_TYPE_BOOL bool
 #define LLMC_OPTION_FIELD(kind, name, ...) LLMC_OPTION_TYPE_##kind name;
 
+/* default of llmc_params.dry_sequence_breakers */
+#define LLMC_DRY_BREAKERS "\n", ":", "\"", "*"
+
 typedef struct llmc_params { /* LLMC_INIT selects greedy decoding of up to 256 new tokens */
 	size_t size;
 	LLMC_SAMPLING_OPTIONS(LLMC_OPTION_FIELD)
@@ -428,8 +431,8 @@ typedef struct llmc_params { /* LLMC_INIT selects greedy decoding of up to 256 n
 	/* two strings between which stop strings do not apply (reasoning). If the first is empty,
 	 * the reasoning begins where the output begins. NULL: stop strings always apply */
 	const char *const *stop_ignore;
-	/* DRY: strings that end a repetition, NULL-terminated; NULL: newline, colon, quote and
-	 * asterisk. Needs a tokenizer, so llmc_sampler_open ignores it */
+	/* DRY: strings that end a repetition, NULL-terminated; NULL: LLMC_DRY_BREAKERS. Needs a
+	 * tokenizer, so llmc_sampler_open ignores it */
 	const char *const *dry_sequence_breakers;
 	/* two strings around the reasoning. If the first is empty, the reasoning begins where the
 	 * output begins. After thinking_budget tokens of reasoning the second string is forced.

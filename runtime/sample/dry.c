@@ -166,7 +166,7 @@ llmc_status
 dry_breakers_open(const llmc_tokenizer *t, const char *const *strings, DryBreakers **out,
                   llmc_error *err)
 {
-	static const char *const usual[] = { "\n", ":", "\"", "*", NULL };
+	static const char *const usual[] = { LLMC_DRY_BREAKERS, NULL };
 	const int32_t n = llmc_tokenizer_size(t);
 	DryBreakers *d = breakers_new(n > 0 ? n : 1);
 	llmc_status status = LLMC_OK;

@@ -101,7 +101,7 @@ put_settings(const Generation *g, const json_t *o, Strbuf *b)
 	json_printf(b, ",\"max_tokens\":%d,\"n_predict\":%d,\"n_keep\":0,\"n_discard\":0",
 	            g->max_new, g->max_new);
 	strbuf_puts(b, ",\"adaptive_target\":-1,\"adaptive_decay\":0,\"dry_sequence_breakers\":");
-	static char *const usual[] = { "\n", ":", "\"", "*", NULL };
+	static char *const usual[] = { LLMC_DRY_BREAKERS, NULL };
 	put_strings(g->breakers ? g->breakers : usual, b);
 	strbuf_puts(b, ",\"stop\":");
 	put_strings(g->stop, b);
