@@ -94,6 +94,21 @@ schema_add(Schema *s, json_t *list, const json_t *v)
 		arena_out(s->b->a);
 }
 
+const json_t *
+schema_any_of(Schema *s, json_t *list)
+{
+	if (!json_array_size(list))
+		return json_false();
+	return json_array_size(list) == 1 ? json_array_get(list, 0)
+	                                  : schema_keep(s, json_pack("{s:O}", "anyOf", list));
+}
+
+const json_t *
+schema_all_of(Schema *s, const json_t *a, const json_t *b)
+{
+	return !b || json_is_true(b) ? a : schema_keep(s, json_pack("{s:[O,O]}", "allOf", a, b));
+}
+
 /* Returns a count in 0..MAX_COUNT (larger values are clamped); -1: absent. */
 int32_t
 schema_count(Schema *s, const json_t *o, const char *key, const Path *p)

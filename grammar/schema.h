@@ -156,6 +156,9 @@ schema_mutable(const json_t *v)
 /* Set a key of an object, append to a list; the value is shared. */
 void schema_set(Schema *s, json_t *o, const char *key, const json_t *v);
 void schema_add(Schema *s, json_t *list, const json_t *v);
+/* Return a schema of the values that match one of `list`, or both a and b (NULL: a alone). */
+const json_t *schema_any_of(Schema *s, json_t *list);
+const json_t *schema_all_of(Schema *s, const json_t *a, const json_t *b);
 /* schema_merge.c: returns whether any keyword other than `but` restricts values. */
 bool schema_constrains(const json_t *o, const char *but);
 const json_t *schema_without(Schema *s, const json_t *o, const char *key);
@@ -188,6 +191,10 @@ const json_t *schema_plain(Schema *s, const json_t *v, bool options);
 const json_t *schema_closed(Schema *s, const json_t *v);
 /* schema_not.c: the values that v excludes; NULL: there is no schema of them. */
 const json_t *schema_negated(Schema *s, const json_t *v, const Path *p);
+/* Returns a schema of the objects in which the property, if it is there or required, matches v. */
+const json_t *schema_property(Schema *s, const char *name, const json_t *v, bool required);
+/* Returns a schema of the values whose type is not in `types`; integers count as numbers. */
+const json_t *schema_other_types(Schema *s, int types);
 /* schema_conditions.c */
 bool schema_has_conditions(const json_t *v);
 /* Whether `not` or `if` contain a keyword whose negation has schemas that seem to evaluate. */

@@ -19,27 +19,13 @@ enum {
 static const json_t *
 any_of_two(Schema *s, const json_t *a, const json_t *b)
 {
-	json_t *o = schema_keep(s, json_object()), *list = schema_keep(s, json_array());
+	json_t *list = schema_keep(s, json_array());
 
 	if (!json_is_false(a))
 		schema_add(s, list, a);
 	if (!json_is_false(b))
 		schema_add(s, list, b);
-	schema_set(s, o, "anyOf", list);
-	return json_array_size(list) == 1 ? json_array_get(list, 0) : o;
-}
-
-static const json_t *
-all_of_two(Schema *s, const json_t *a, const json_t *b)
-{
-	json_t *o = schema_keep(s, json_object()), *list = schema_keep(s, json_array());
-
-	if (!b || json_is_true(b))
-		return a;
-	schema_add(s, list, a);
-	schema_add(s, list, b);
-	schema_set(s, o, "allOf", list);
-	return o;
+	return schema_any_of(s, list);
 }
 
 /* The condition as anyOf; NULL: its negation has no schema. Without then and else it only evaluates
@@ -53,28 +39,28 @@ condition(Schema *s, const json_t *c, bool evaluates, const Path *p)
 	if (!test || (!then && !other && !evaluates))
 		return json_true();
 	const json_t *inverse = schema_negated(s, test, p);
-	return inverse ? any_of_two(s, all_of_two(s, test, then), all_of_two(s, inverse, other))
-	               : NULL;
+	return inverse
+	           ? any_of_two(s, schema_all_of(s, test, then), schema_all_of(s, inverse, other))
+	           : NULL;
 }
 
 /* "If the property is there, `then` holds." */
 static const json_t *
 dependency(Schema *s, const char *name, const json_t *then)
 {
-	json_t *absent =
-	           schema_keep(s, json_pack("{s:s,s:{s:b}}", "type", "object", HELD, name, 0)),
-	       *there = schema_keep(s, json_pack("{s:s,s:[s],s:b}", "type", "object", "required",
-	                                         name, UNORDERED, 1));
+	const json_t *absent = schema_property(s, name, json_false(), false);
+	json_t *there = schema_keep(
+	    s, json_pack("{s:s,s:[s],s:b}", "type", "object", "required", name, UNORDERED, 1));
 
 	if (json_is_array(then)) {
 		json_t *all = schema_keep(s, json_copy(schema_mutable(then)));
 		schema_add(s, all, schema_keep(s, json_string(name)));
 		schema_set(s, there, "required", all);
 	} else {
-		there = schema_mutable(all_of_two(s, there, then));
+		there = schema_mutable(schema_all_of(s, there, then));
 	}
-	return schema_keep(s, json_pack("{s:[O,O,{s:[s,s,s,s,s]}]}", "anyOf", absent, there, "type",
-	                                "null", "boolean", "number", "string", "array"));
+	return schema_keep(
+	    s, json_pack("{s:[O,O,O]}", "anyOf", absent, there, schema_other_types(s, T_OBJECT)));
 }
 
 static const json_t *
@@ -242,7 +228,7 @@ schema_exclusive(Schema *s, const json_t *list, const uint8_t *overlap, const Pa
 			ways *= schema_ways(s, other, p);
 			if (ways > MAX_WAYS && !s->b->opt.strict)
 				return NULL;
-			x = all_of_two(s, x, other);
+			x = schema_all_of(s, x, other);
 		}
 		total += ways;
 		schema_add(s, out, x);

@@ -22,9 +22,8 @@ of_type(Schema *s, const char *type, const char *key, const json_t *v)
 	return o;
 }
 
-/* Returns a schema of the values whose type is not in `types`; integers count as numbers. */
-static const json_t *
-other_types(Schema *s, int types)
+const json_t *
+schema_other_types(Schema *s, int types)
 {
 	static const int bit[] = { T_NULL,   T_BOOLEAN, T_NUMBER | T_INTEGER,
 		                   T_STRING, T_ARRAY,   T_OBJECT };
@@ -93,7 +92,7 @@ add_other_scalars(Schema *s, json_t *out, const json_t *list)
 			has[json_is_true(v)] = true;
 		n_number += json_is_any_number(v);
 	}
-	const json_t *others = other_types(s, types & T_INTEGER ? types | T_NUMBER : types);
+	const json_t *others = schema_other_types(s, types & T_INTEGER ? types | T_NUMBER : types);
 	if (!json_is_false(others))
 		schema_add(s, out, others);
 	if (json_array_size(strings))
@@ -172,15 +171,6 @@ add_other_bound(Schema *s, json_t *out, const json_t *o, const char *key, const 
 
 static const json_t *negated(Schema *s, const json_t *v, const Path *p, int depth);
 
-static const json_t *
-any_of(Schema *s, json_t *list)
-{
-	if (!json_array_size(list))
-		return json_false();
-	return json_array_size(list) == 1 ? json_array_get(list, 0)
-	                                  : schema_keep(s, json_pack("{s:O}", "anyOf", list));
-}
-
 /* Adds schemas of the values that differ from all of `list`. */
 static bool
 add_other_values(Schema *s, json_t *out, const json_t *list, const Path *p, int depth)
@@ -190,7 +180,7 @@ add_other_values(Schema *s, json_t *out, const json_t *list, const Path *p, int 
 
 	if (!add_other_scalars(s, scalars, list))
 		return false;
-	schema_add(s, all, any_of(s, scalars));
+	schema_add(s, all, schema_any_of(s, scalars));
 	json_array_foreach (schema_mutable(list), i, v) {
 		if (!json_is_array(v) && !json_is_object(v))
 			continue;
@@ -205,9 +195,8 @@ add_other_values(Schema *s, json_t *out, const json_t *list, const Path *p, int 
 	return true;
 }
 
-/* Objects in which the property, if it is there, matches v. */
-static const json_t *
-property(Schema *s, const char *name, const json_t *v, bool required)
+const json_t *
+schema_property(Schema *s, const char *name, const json_t *v, bool required)
 {
 	json_t *o = schema_mutable(of_type(s, "object", NULL, NULL)),
 	       *held = schema_keep(s, json_object());
@@ -290,8 +279,7 @@ add_not_one(Schema *s, json_t *out, const json_t *list, const Path *p, int depth
 		for (size_t k = 0; k < i; k++)
 			schema_add(
 			    s, out,
-			    schema_keep(s, json_pack("{s:[O,O]}", "allOf", json_array_get(list, k),
-			                             json_array_get(list, i))));
+			    schema_all_of(s, json_array_get(list, k), json_array_get(list, i)));
 	return true;
 }
 
@@ -311,8 +299,7 @@ add_other_branch(Schema *s, json_t *out, const json_t *o, const Path *p, int dep
 		if (!other || !side)
 			return false;
 		if (!json_is_false(other) && !json_is_false(side))
-			schema_add(s, out,
-			           schema_keep(s, json_pack("{s:[O,O]}", "allOf", side, other)));
+			schema_add(s, out, schema_all_of(s, side, other));
 	}
 	return true;
 }
@@ -333,20 +320,18 @@ add_other_dependency(Schema *s, json_t *out, const json_t *all, const Path *p, i
 		if (json_is_array(list)) {
 			json_array_foreach (list, i, name)
 				if (json_is_string(name))
-					schema_add(
-					    s, out,
-					    schema_keep(
-					        s, json_pack("{s:[O,O]}", "allOf", there,
-					                     property(s, json_string_value(name),
-					                              json_false(), false))));
+					schema_add(s, out,
+					           schema_all_of(
+					               s, there,
+					               schema_property(s, json_string_value(name),
+					                               json_false(), false)));
 			continue;
 		}
 		const json_t *other = negated(s, one, p, depth + 1);
 		if (!other)
 			return false;
 		if (!json_is_false(other))
-			schema_add(s, out,
-			           schema_keep(s, json_pack("{s:[O,O]}", "allOf", there, other)));
+			schema_add(s, out, schema_all_of(s, there, other));
 	}
 	return true;
 }
@@ -397,9 +382,9 @@ add_other_members(Schema *s, json_t *out, const json_t *o, const char *key, cons
 	if (!strcmp(key, "required")) {
 		json_array_foreach (schema_mutable(v), i, one)
 			if (json_is_string(one))
-				schema_add(
-				    s, out,
-				    property(s, json_string_value(one), json_false(), false));
+				schema_add(s, out,
+				           schema_property(s, json_string_value(one), json_false(),
+				                           false));
 		return true;
 	}
 	if (!strcmp(key, "properties") || !strcmp(key, HELD)) {
@@ -407,7 +392,7 @@ add_other_members(Schema *s, json_t *out, const json_t *o, const char *key, cons
 			if (!(other = negated(s, one, p, depth + 1)))
 				return false;
 			if (!json_is_false(other))
-				schema_add(s, out, property(s, name, other, true));
+				schema_add(s, out, schema_property(s, name, other, true));
 		}
 		return true;
 	}
@@ -476,7 +461,7 @@ add_other_kind(Schema *s, json_t *out, const json_t *o, const char *key, const j
 {
 	if (!strcmp(key, "type")) {
 		int types = schema_types(s, o, p);
-		const json_t *others = other_types(s, types);
+		const json_t *others = schema_other_types(s, types);
 		if ((types & T_INTEGER) && !(types & T_NUMBER))
 			schema_add(s, out, of_type(s, "number", FRACTION, json_true()));
 		if (!json_is_false(others))
@@ -515,19 +500,15 @@ static bool
 add_excluded(Schema *s, json_t *out, const json_t *o, const char *key, const json_t *v,
              const Path *p, int depth)
 {
-	bool known = true;
+	static bool (*const parts[])(
+	    Schema *, json_t *, const json_t *, const char *, const json_t *, const Path *, int,
+	    bool *) = { add_other_kind, add_other_members, add_other_items };
 
-	bool added = add_other_kind(s, out, o, key, v, p, depth, &known);
-	if (known)
-		return added;
-	known = true;
-	added = add_other_members(s, out, o, key, v, p, depth, &known);
-	if (known)
-		return added;
-	known = true;
-	added = add_other_items(s, out, o, key, v, p, depth, &known);
-	if (known)
-		return added;
+	for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+		bool known = true, added = parts[i](s, out, o, key, v, p, depth, &known);
+		if (known)
+			return added;
+	}
 	if (!strcmp(key, "allOf"))
 		return add_all_negated(s, out, v, p, depth);
 	if (!strcmp(key, "anyOf")) {
@@ -574,7 +555,7 @@ negate_object(Schema *s, const json_t *v, const Path *p, int depth)
 	json_object_foreach (schema_mutable(v), key, x)
 		if (!schema_is_annotation(key) && !add_excluded(s, out, v, key, x, p, depth))
 			return NULL;
-	return any_of(s, out);
+	return schema_any_of(s, out);
 }
 
 /* Alternatives of a negation, which bounds the time that a schema takes to compile. */
@@ -632,7 +613,7 @@ schema_negated_of(Schema *s, const json_t *v, int types, const Path *p)
 	if (!all)
 		return NULL;
 	types |= types & (T_NUMBER | T_INTEGER) ? T_NUMBER | T_INTEGER : 0;
-	const json_t *others = other_types(s, types);
+	const json_t *others = schema_other_types(s, types);
 	if (!json_is_false(others))
 		schema_add(s, out, others);
 	json_array_foreach (schema_mutable(list), i, one)
@@ -640,5 +621,5 @@ schema_negated_of(Schema *s, const json_t *v, int types, const Path *p)
 			schema_add(s, out, one);
 	if (!list && !json_is_boolean(all) && schema_listed_types(s, all, p) & types)
 		schema_add(s, out, all);
-	return json_is_true(all) ? all : any_of(s, out);
+	return json_is_true(all) ? all : schema_any_of(s, out);
 }
