@@ -94,6 +94,18 @@ schema_add(Schema *s, json_t *list, const json_t *v)
 		arena_out(s->b->a);
 }
 
+bool
+schema_lists_name(const json_t *list, const char *name)
+{
+	const json_t *v;
+	size_t i;
+
+	json_array_foreach (schema_mutable(list), i, v)
+		if (json_is_string(v) && !strcmp(json_string_value(v), name))
+			return true;
+	return false;
+}
+
 const json_t *
 schema_any_of(Schema *s, json_t *list)
 {

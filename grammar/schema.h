@@ -9,6 +9,13 @@
 
 enum { N_REF_BUCKET = 1024, MAX_SCHEMA_NEST = 200 };
 
+/* Bucket of a schema in tables by its address. */
+static inline size_t
+schema_bucket(const json_t *v)
+{
+	return ((uintptr_t)v >> 4) % N_REF_BUCKET;
+}
+
 typedef struct Path {
 	const struct Path *up;
 	const char *key;
@@ -156,6 +163,7 @@ schema_mutable(const json_t *v)
 /* Set a key of an object, append to a list; the value is shared. */
 void schema_set(Schema *s, json_t *o, const char *key, const json_t *v);
 void schema_add(Schema *s, json_t *list, const json_t *v);
+bool schema_lists_name(const json_t *list, const char *name); /* is the name in `required`? */
 /* Return a schema of the values that match one of `list`, or both a and b (NULL: a alone). */
 const json_t *schema_any_of(Schema *s, json_t *list);
 const json_t *schema_all_of(Schema *s, const json_t *a, const json_t *b);

@@ -101,18 +101,6 @@ ranges_disjoint(const json_t *a, const json_t *b)
 	       least_above(a, "exclusiveMinimum", b, "exclusiveMaximum", true);
 }
 
-static bool
-        requires(const json_t *o, const char *name)
-{
-	const json_t *list = json_object_get(o, "required"), *v;
-	size_t i;
-
-	json_array_foreach ((json_t *)(uintptr_t)list, i, v)
-		if (json_is_string(v) && !strcmp(json_string_value(v), name))
-			return true;
-	return false;
-}
-
 /* Returns whether a requires a property that b forbids, or that b requires with a disjoint
  * schema. */
 static bool
@@ -128,8 +116,9 @@ members_disjoint(Schema *s, const json_t *a, const json_t *b, const Path *p, int
 			continue;
 		const json_t *mine = schema_member(s, a, name, p, 0),
 		             *other = schema_member(s, b, name, p, 0);
-		if (json_is_false(other) || (requires(b, name) && mine && other &&
-		                             !schemas_common_types(s, mine, other, p, depth + 1)))
+		if (json_is_false(other) ||
+		    (schema_lists_name(json_object_get(b, "required"), name) && mine && other &&
+		     !schemas_common_types(s, mine, other, p, depth + 1)))
 			return true;
 	}
 	return false;

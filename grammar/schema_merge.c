@@ -362,9 +362,8 @@ one_keyword(Schema *s, const char *key, const json_t *a, const json_t *b, const 
 	if (!strcmp(key, "pattern") || !strcmp(key, "format") || !strcmp(key, "multipleOf"))
 		return x; /* more_values() keeps the other one */
 	if (!strcmp(key, COUNTS) || !strcmp(key, SOME_MEMBERS) || !strcmp(key, FOUND_MEMBERS) ||
-	    !strcmp(key, MORE_MULTIPLES) || !strcmp(key, NOT_MULTIPLES))
-		return joined(s, x, y);
-	if (!strcmp(key, MORE_PATTERNS) || !strcmp(key, MORE_FORMATS) ||
+	    !strcmp(key, MORE_MULTIPLES) || !strcmp(key, NOT_MULTIPLES) ||
+	    !strcmp(key, MORE_PATTERNS) || !strcmp(key, MORE_FORMATS) ||
 	    !strcmp(key, NOT_PATTERNS) || !strcmp(key, NOT_VALUES) || !strcmp(key, MORE_CONDITIONS))
 		return joined(s, x, y);
 	if (!s->b->opt.strict)

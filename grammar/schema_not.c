@@ -575,7 +575,7 @@ negated(Schema *s, const json_t *v, const Path *p, int depth)
 		return json_is_true(v) ? json_false() : json_true();
 	if (!json_is_object(v) || depth > MAX_NOT_DEPTH)
 		return NULL;
-	const size_t k = ((uintptr_t)v >> 4) % N_REF_BUCKET;
+	const size_t k = schema_bucket(v);
 	for (Negation *x = s->negation[k]; x; x = x->next) {
 		if (x->v != v)
 			continue;

@@ -13,18 +13,6 @@ typedef struct NameSet {
 	size_t n, cap;
 } NameSet;
 
-static bool
-is_among(const json_t *list, const char *name)
-{
-	const json_t *v;
-	size_t i;
-
-	json_array_foreach ((json_t *)(uintptr_t)list, i, v)
-		if (json_is_string(v) && !strcmp(json_string_value(v), name))
-			return true;
-	return false;
-}
-
 /* Matches the rest of a string and its closing quote, unless the string is one of the names, which
  * share their first `at` bytes. */
 static Expr *
@@ -488,7 +476,7 @@ add_listed(Schema *s, Members *m, const json_t *o, const Path *p)
 	const json_t *v;
 
 	json_object_foreach (json_object_get(o, "properties"), key, v) {
-		bool must = is_among(json_object_get(o, "required"), key);
+		bool must = schema_lists_name(json_object_get(o, "required"), key);
 		add_name(s, &m->names, key);
 		const json_t *own =
 		    is_allowed_name(s, o, key, p) ? schema_member(s, o, key, p, 0) : json_false();

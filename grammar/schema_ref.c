@@ -53,7 +53,7 @@ const json_t *
 schema_static_ref(Schema *s, const json_t *v)
 {
 	const json_t *ref = json_object_get(v, "$dynamicRef");
-	const size_t k = ((uintptr_t)v >> 4) % N_REF_BUCKET;
+	const size_t k = schema_bucket(v);
 
 	if (!json_is_string(ref))
 		return v;
@@ -74,7 +74,7 @@ schema_static_ref(Schema *s, const json_t *v)
 Expr *
 schema_resolve_ref(Schema *s, const json_t *target, const Path *p)
 {
-	size_t k = ((uintptr_t)target >> 4) % N_REF_BUCKET;
+	size_t k = schema_bucket(target);
 
 	for (Ref *r = s->ref[k]; r; r = r->next)
 		if (r->target == target && r->raw == s->raw && r->arguments == s->arguments)
