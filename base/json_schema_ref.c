@@ -218,9 +218,9 @@ pointer_segment(Arena *a, const char **at)
 	const char *c = *at;
 
 	while (*c && *c != '/') {
-		int hi = c[0] == '%' ? hex_digit(c[1]) : -1, lo = hi >= 0 ? hex_digit(c[2]) : -1;
-		if (lo >= 0) {
-			*to++ = (char)(hi << 4 | lo);
+		int byte = percent_byte(c);
+		if (byte >= 0) {
+			*to++ = (char)byte;
 			c += 3;
 		} else if (c[0] == '~' && (c[1] == '0' || c[1] == '1')) {
 			*to++ = c[1] == '0' ? '~' : '/';

@@ -35,6 +35,15 @@ hex_digit(char c)
 	return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
+/* Return the byte that the "%XX" at c encodes; -1: there is none */
+static inline int
+percent_byte(const char *c)
+{
+	int hi = c[0] == '%' ? hex_digit(c[1]) : -1, lo = hi < 0 ? -1 : hex_digit(c[2]);
+
+	return lo < 0 ? -1 : hi << 4 | lo;
+}
+
 int double_order(const void *a, const void *b); /* for qsort: ascending doubles */
 
 #endif

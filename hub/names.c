@@ -66,12 +66,11 @@ url_decoded(const char *s, size_t n, Arena *a)
 	size_t len = 0;
 
 	for (size_t i = 0; i < n; i++) {
-		int hi = s[i] == '%' && i + 2 < n ? hex_digit(s[i + 1]) : -1,
-		    lo = hi >= 0 ? hex_digit(s[i + 2]) : -1;
-		out[len++] = (char)(lo >= 0 ? 16 * hi + lo : s[i]);
+		int byte = i + 2 < n ? percent_byte(s + i) : -1;
+		out[len++] = byte >= 0 ? (char)byte : s[i];
 		if (!out[len - 1])
 			return NULL;
-		i += lo >= 0 ? 2 : 0;
+		i += byte >= 0 ? 2 : 0;
 	}
 	return out;
 }

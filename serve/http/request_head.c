@@ -125,13 +125,14 @@ request_line(char *s, HttpHead *h, char **authority, HttpError *e)
 			*to++ = *c;
 			continue;
 		}
-		int hi = hex_digit(c[1]), lo = hi < 0 ? -1 : hex_digit(c[2]);
-		if (lo < 0 || hi + lo == 0)
+		int byte = percent_byte(c);
+		if (byte <= 0)
 			return refuse(e, 400,
-			              lo < 0 ? "The address contains a '%' without two hexadecimal "
-			                       "digits after it."
-			                     : "The address contains a NUL.");
-		*to++ = (char)(hi << 4 | lo);
+			              byte < 0
+			                  ? "The address contains a '%' without two hexadecimal "
+			                    "digits after it."
+			                  : "The address contains a NUL.");
+		*to++ = (char)byte;
 		c += 2;
 	}
 	*to = 0;
@@ -267,10 +268,9 @@ head_query(const HttpHead *h, const char *key, char *out, size_t cap)
 	for (; *q; q += strcspn(q, "&"), q += *q == '&')
 		if (!strncmp(q, key, n) && q[n] == '=') {
 			for (q += n + 1; *q && *q != '&' && at + 1 < cap; q++) {
-				int hi = *q == '%' ? hex_digit(q[1]) : -1,
-				    lo = hi < 0 ? -1 : hex_digit(q[2]);
-				out[at++] = lo >= 0 ? (char)(hi << 4 | lo) : *q == '+' ? ' ' : *q;
-				q += lo >= 0 ? 2 : 0;
+				int byte = percent_byte(q);
+				out[at++] = byte >= 0 ? (char)byte : *q == '+' ? ' ' : *q;
+				q += byte >= 0 ? 2 : 0;
 			}
 			out[at] = 0;
 			return !*q || *q == '&';
